@@ -1,0 +1,249 @@
+"""Registration of "vgpu" with PyTorch: the one module that replaces parts of PyTorch.
+
+Each replacement passes everything that has nothing to do with virtual GPUs on to the original.
+They are made once per process, by :func:`register`; a test covers each of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.jit import _builtins
+from torch.nn.parallel import _functions, comm
+from torch.optim import optimizer
+from torch.utils import backend_registration
+
+from labutils.virtual import autocast, checkpoint, copies, distributed, methods, module, streams
+from labutils.virtual import syncbn as _syncbn  # noqa: F401 - adds its kernels
+from labutils.virtual import comm as virtual_comm
+from labutils.virtual import tensor as core
+from labutils.virtual.state import state
+from labutils.virtual.tensor import VirtualTensor
+
+_registered = False
+_library: torch.library.Library | None = None
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    def is_available(self) -> bool:
+        return state.devices > 0
+
+    def has_primary_context(self, dev_id: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+def register() -> None:
+    """Make "vgpu" a device of PyTorch, and ``torch.vgpu`` its module (once per process)."""
+    global _registered, _library
+    if _registered:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        backend_registration._setup_privateuseone_for_python_backend("vgpu", module, _Hooks())
+    _library = torch.library.Library("_", "IMPL")
+    _library.fallback(_fallback, "PrivateUse1")
+    methods.install(VirtualTensor)
+    _replace_factories()
+    _replace_tensor_methods()
+    _replace_accelerator()
+    _replace_data_parallel()
+    _replace_dropout()
+    _mark_optimizer_steps()
+    autocast.install()
+    checkpoint.install()
+    distributed.install()
+    _registered = True
+
+
+def _fallback(func: Any, *args: Any, **kwargs: Any) -> Any:
+    return core.dispatch(func, args, kwargs)
+
+
+def _replace(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+    """Put ``replacement`` in the place of ``owner.name``, also for TorchScript's compiler."""
+    operator = _builtins._find_builtin(getattr(owner, name))
+    if operator is not None:
+        _builtins._register_builtin(replacement, operator)
+    setattr(owner, name, replacement)
+
+
+def _is_virtual(device: Any) -> bool:
+    if isinstance(device, str):
+        return device.startswith("vgpu")
+    return isinstance(device, torch.device) and device.type == "vgpu"
+
+
+def _replace_factories() -> None:
+    """``torch.tensor`` and its like build on the CPU, then move (C++ cannot build on vgpu:1)."""
+
+    def build_then_move(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(original)
+        def factory(*args: Any, **kwargs: Any) -> torch.Tensor:
+            device = kwargs.get("device")
+            if device is None and args and type(args[0]) is VirtualTensor:
+                device = args[0].device
+            if device is None and state.devices:
+                device = torch.get_default_device()
+            if not _is_virtual(device):
+                return original(*args, **kwargs)
+            requires_grad = kwargs.pop("requires_grad", False)
+            if args and type(args[0]) is VirtualTensor:
+                made = args[0].detach() if original is not _tensor else args[0].detach().clone()
+                return made.to(device, kwargs.get("dtype")).requires_grad_(requires_grad)
+            kwargs["device"] = "cpu"
+            return original(*args, **kwargs).to(device).requires_grad_(requires_grad)
+
+        return factory
+
+    def like(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(original)
+        def factory(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            device = kwargs.get("device")
+            if type(input) is VirtualTensor and device is not None and not _is_virtual(device):
+                input = torch.empty_strided(
+                    input.shape, input.stride(), dtype=input.dtype, device=device
+                )
+            return original(input, *args, **kwargs)
+
+        return factory
+
+    _tensor = torch.tensor
+    for name in ("tensor", "as_tensor", "asarray"):
+        _replace(torch, name, build_then_move(getattr(torch, name)))
+    for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint"):
+        _replace(torch, f"{name}_like", like(getattr(torch, f"{name}_like")))
+
+
+def _replace_tensor_methods() -> None:
+    """Methods of plain tensors that must know of virtual ones."""
+    plain = torch.Tensor
+    to, pin_memory, is_pinned, data = plain.to, plain.pin_memory, plain.is_pinned, plain.data
+
+    @functools.wraps(to)
+    def move_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if args and type(args[0]) is VirtualTensor:
+            args = (args[0].device, args[0].dtype, *args[1:])
+        device = args[0] if args else kwargs.get("device")
+        if not _is_virtual(device):
+            return to(self, *args, **kwargs)
+        return methods.to_virtual(self, *args, **kwargs)
+
+    @functools.wraps(pin_memory)
+    def pin(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return copies.pin(self) if state.devices else pin_memory(self, *args, **kwargs)
+
+    @functools.wraps(is_pinned)
+    def pinned(self: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+        return copies.is_pinned(self) if state.devices else is_pinned(self, *args, **kwargs)
+
+    def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
+        if type(value) is VirtualTensor and type(self) is not VirtualTensor:
+            methods.swap_data(self, value)
+        else:
+            data.__set__(self, value)
+
+    plain.to = move_to  # type: ignore[method-assign, assignment]
+    plain.pin_memory = pin  # type: ignore[method-assign, assignment]
+    plain.is_pinned = pinned  # type: ignore[method-assign, assignment]
+    plain.data = property(data.__get__, set_data)  # type: ignore[assignment]
+    plain.vgpu = methods.vgpu  # type: ignore[attr-defined]
+
+
+def _replace_accelerator() -> None:
+    """``torch.accelerator``: what is asked of the current device, asked of the virtual ones."""
+    accelerator = torch.accelerator
+    replacements: dict[str, Callable[..., Any]] = {
+        "device_count": lambda: state.devices,
+        "current_device_index": streams.current_device,
+        "set_device_index": streams.set_device,
+        "set_device_idx": streams.set_device,
+        "current_stream": streams.current_stream,
+        "set_stream": streams.set_stream,
+        "synchronize": streams.synchronize,
+        "device_index": streams.on_device,
+        "empty_cache": module.empty_cache,
+        "memory_stats": module.memory_stats,
+        "memory_allocated": module.memory_allocated,
+        "max_memory_allocated": module.max_memory_allocated,
+        "memory_reserved": module.memory_reserved,
+        "max_memory_reserved": module.max_memory_reserved,
+        "reset_peak_memory_stats": module.reset_peak_memory_stats,
+        "get_memory_info": module.mem_get_info,
+    }
+    for name, replacement in replacements.items():
+        original = getattr(accelerator, name)
+        setattr(accelerator, name, _when_enabled(replacement, original))
+
+
+def _when_enabled(virtual: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original, updated=())
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        return (virtual if state.devices else original)(*args, **kwargs)
+
+    return choose
+
+
+def _replace_data_parallel() -> None:
+    """The functions below ``nn.DataParallel``; everything above them is PyTorch's own."""
+    for name in ("broadcast", "broadcast_coalesced", "reduce_add", "scatter", "gather"):
+        original, virtual = getattr(comm, name), getattr(virtual_comm, name)
+        setattr(comm, name, _when_enabled(virtual, original))
+    copy_streams: dict[int, streams.Stream] = {}
+
+    def copy_stream(device: torch.device) -> torch.Stream | None:
+        if device.type != "vgpu":
+            return get_stream(device)
+        index = streams.index_of(device)
+        if index not in copy_streams:
+            copy_streams[index] = streams.Stream(index)
+        return copy_streams[index]
+
+    get_stream = _functions._get_stream
+    _functions._get_stream = copy_stream
+    original_type = torch._utils._get_available_device_type
+
+    def device_type() -> str | None:
+        return "vgpu" if state.devices else original_type()
+
+    torch._utils._get_available_device_type = device_type
+    for name in ("data_parallel", "distributed"):
+        user = importlib.import_module(f"torch.nn.parallel.{name}")
+        if hasattr(user, "_get_available_device_type"):
+            user._get_available_device_type = device_type  # type: ignore[attr-defined]
+
+
+def _replace_dropout() -> None:
+    """Dropout as GPUs do it: one fused kernel with a mask of one byte an element."""
+
+    def fused(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(original)
+        def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+            if type(input) is VirtualTensor and train and 0 < p < 1:
+                return torch.native_dropout(input, p, True)[0]
+            return original(input, p, train)
+
+        return dropout
+
+    _replace(torch, "dropout", fused(torch.dropout))
+    torch._VF.dropout = torch.dropout  # type: ignore[attr-defined]
+
+
+def _mark_optimizer_steps() -> None:
+    """Operations inside ``optimizer.step()`` belong to the optimizer's phase."""
+
+    def begin(*_: Any) -> None:
+        state.recorder.host().phase = "optimizer"
+
+    def end(*_: Any) -> None:
+        state.recorder.host().phase = ""
+
+    optimizer.register_optimizer_step_pre_hook(begin)
+    optimizer.register_optimizer_step_post_hook(end)

@@ -1,0 +1,162 @@
+"""``torch.distributed`` on virtual GPUs: collectives and DDP between real processes, over gloo."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import defaultdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from labutils.virtual import tensor as core
+from labutils.virtual.record import COMM_STREAM, Collective, Entry, Kernel
+from labutils.virtual.state import state
+from labutils.virtual.streams import current_stream_id
+from labutils.virtual.tensor import VirtualTensor, wrap
+
+_sequence: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
+_events = itertools.count(-1, -1)
+"""Numbers of the events behind collectives; negative, so that they differ from a user's."""
+
+_NAMES = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather",
+    "allgather_coalesced_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "reduce_scatter_": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "recv_any_source_": "recv",
+}
+
+
+def run_collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a ``c10d`` operator on the wrapped tensors, and write it to the log."""
+    call = core.Call(args, kwargs)
+    packet = func.overloadpacket.__name__
+    if call.inputs and call.inputs[0].raw.is_meta:
+        result = _synchronise_only(packet, args)
+        return (args[0], result) if len(func._schema.returns) == 2 else result
+    result = func(*call.args, **call.kwargs)
+    if call.inputs:
+        _record(_NAMES.get(packet, packet.strip("_")), call, args)
+    originals = {id(t.raw): t for t in call.inputs}
+    return _rewrap(result, originals)
+
+
+def _synchronise_only(packet: str, args: tuple[Any, ...]) -> Any:
+    """Phantom ranks exchange one byte, so that they wait for each other as real ones do."""
+    raise core.no_values(f"torch.distributed's {packet.strip('_')}")
+
+
+def _rewrap(value: Any, originals: dict[int, VirtualTensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return originals.get(id(value), value)
+    if isinstance(value, list | tuple):
+        return type(value)(_rewrap(v, originals) for v in value)
+    return value
+
+
+def _record(op: str, call: core.Call, args: tuple[Any, ...]) -> None:
+    index = call.index
+    tensors = call.inputs
+    nbytes = max(_payload(args[0]), _payload(args[1]) if len(args) > 1 else 0)
+    group, ranks = _group(args)
+    collective = Collective(op, ranks, group, next(_sequence[group]), asynchronous=True)
+    kernel = Kernel(op, "communication", str(tensors[0].dtype)[6:], 0, nbytes, nbytes)
+    core.record(index, kernel, tensors, tensors, "collective", collective)
+    event = next(_events)
+    recorder = state.recorder
+    host = recorder.host()
+    thread = recorder.speaker(host, index)
+    recorder.append(Entry("record", thread, index, COMM_STREAM, host.phase, None, event))
+    for tensor in tensors:
+        tensor.block.event = event
+
+
+def wait_for(tensors: Any, index: int, thread: str, phase: str) -> None:
+    """Let the current stream wait for the collectives that still own ``tensors``."""
+    events = sorted({t.block.event for t in tensors if t.block.event}, reverse=True)
+    for event in events:
+        stream = current_stream_id(index)
+        state.recorder.append(Entry("wait", thread, index, stream, phase, None, event))
+    for tensor in tensors:
+        tensor.block.event = 0
+
+
+def _payload(value: Any) -> int:
+    return sum(
+        t.numel() * t.element_size() for t in tree_leaves(value) if isinstance(t, torch.Tensor)
+    )
+
+
+def _group(args: tuple[Any, ...]) -> tuple[str, tuple[int, ...]]:
+    """Name and ranks of the process group among the arguments of a ``c10d`` operator."""
+    for value in args:
+        if isinstance(value, torch.ScriptObject):
+            try:
+                group = dist.ProcessGroup.unbox(value)
+                return group.group_name, tuple(dist.get_process_group_ranks(group))
+            except (RuntimeError, ValueError, TypeError, AttributeError):
+                continue
+    return "", ()
+
+
+class _OnDevice(TorchDispatchMode):
+    """Buckets that DDP's C++ reducer allocates "on the device of the parameters" become virtual."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        floating = type(result) is torch.Tensor and result.is_floating_point()
+        if func.overloadpacket is torch.ops.aten.empty and floating:
+            return wrap(result.to("meta") if state.phantom else result, self.index)
+        return result
+
+
+class VirtualReducer(dist.Reducer):
+    """DDP's reducer, with its buckets on the virtual GPU of the parameters."""
+
+    def __init__(self, parameters: Any, *args: Any, **kwargs: Any) -> None:
+        self._device = parameters[0].index
+        with _OnDevice(self._device):
+            super().__init__(parameters, *args, **kwargs)
+
+    def _rebuild_buckets(self) -> bool:
+        with _OnDevice(self._device):
+            return bool(super()._rebuild_buckets())
+
+
+def install() -> None:
+    """Let gloo serve "vgpu", and DDP keep its buckets there."""
+    if not dist.is_available():
+        return
+    core.COLLECTIVES = run_collective
+    core.WAIT_FOR = wait_for
+    dist.Backend.backend_capability["gloo"].append("vgpu")
+    dist.Backend.default_device_backend_map["vgpu"] = "gloo"
+    original = dist.Reducer
+
+    @functools.wraps(original, updated=())
+    def reducer(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        virtual = type(parameters[0]) is VirtualTensor
+        return (VirtualReducer if virtual else original)(parameters, *args, **kwargs)
+
+    dist.Reducer = reducer  # type: ignore[misc, assignment]
