@@ -14,7 +14,9 @@ from labutils.virtual.state import MOST_DEVICES, state
 DEFAULT_PROFILE = "A100-SXM4-80GB"
 
 
-def enable(devices: int = 4, *, profile: str = DEFAULT_PROFILE, compute: str = "real") -> list[torch.device]:
+def enable(
+    devices: int = 4, *, profile: str = DEFAULT_PROFILE, compute: str = "real"
+) -> list[torch.device]:
     """Have ``devices`` virtual GPUs in this process.
 
     May be called again, to change number, kind or compute; tensors made before stay where they are.
@@ -50,9 +52,14 @@ def enable(devices: int = 4, *, profile: str = DEFAULT_PROFILE, compute: str = "
     return [torch.device("vgpu", i) for i in range(devices)]
 
 
+def disable() -> None:
+    """Have no virtual GPUs any more; tensors on them stay readable."""
+    state.devices = 0
+
+
 def is_enabled() -> bool:
     """Whether this process has virtual GPUs."""
     return state.devices > 0
 
 
-__all__ = ["DEFAULT_PROFILE", "MOST_DEVICES", "enable", "is_enabled"]
+__all__ = ["DEFAULT_PROFILE", "MOST_DEVICES", "disable", "enable", "is_enabled"]

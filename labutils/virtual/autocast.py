@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that everyone uses
+import torch.nn.functional as F
 from torch.amp import autocast_mode
 from torch.overrides import TorchFunctionMode
 

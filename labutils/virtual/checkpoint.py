@@ -15,7 +15,7 @@ import torch
 from torch.serialization import register_package
 from torch.storage import TypedStorage
 
-from labutils.virtual import tensor as core
+from labutils.virtual import errors
 from labutils.virtual.memory import Block
 from labutils.virtual.state import state
 from labutils.virtual.tensor import VirtualTensor
@@ -38,7 +38,7 @@ class VirtualStorage(torch.UntypedStorage):
 
 def _reduce(self: VirtualTensor, protocol: Any) -> tuple[Any, tuple[Any, ...]]:
     if self.raw.is_meta:
-        raise core.no_values("torch.save")
+        raise errors.no_values("torch.save")
     if isinstance(self, torch.nn.Parameter):
         return torch._utils._rebuild_parameter, (self.data, self.requires_grad, OrderedDict())
     storage = self.raw.untyped_storage()

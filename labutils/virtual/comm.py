@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._utils import _get_device_index, _take_tensors
 
-from labutils.virtual import tensor as core
+from labutils.virtual import journal
 from labutils.virtual.copies import move
 from labutils.virtual.record import Collective, Kernel
 from labutils.virtual.streams import stream as use_stream
@@ -37,9 +37,9 @@ def _record(op: str, tensors: Sequence[VirtualTensor], root: int) -> None:
     nbytes = first.numel() * first.element_size()
     kernel = Kernel(op, "communication", str(first.dtype)[6:], 0, nbytes, nbytes)
     devices = tuple(t.index for t in tensors)
-    core.record(root, kernel, tensors, tensors, "collective", Collective(op, devices, root=root))
+    journal.record(root, kernel, tensors, tensors, "collective", Collective(op, devices, root=root))
     for tensor in tensors:
-        core.sample_memory(tensor.index)
+        journal.sample_memory(tensor.index)
 
 
 def broadcast(tensor: torch.Tensor, devices: Sequence[Any], *, out: Any = None) -> Any:
@@ -65,9 +65,7 @@ def broadcast_coalesced(
     with torch.no_grad():
         for chunk in _take_tensors(tensors, buffer_size):
             _broadcast_chunk(chunk, indices, copies, order)
-    return [
-        [t.detach() for t in tensors] if i == _index(tensors) else copies[i] for i in indices
-    ]
+    return [[t.detach() for t in tensors] if i == _index(tensors) else copies[i] for i in indices]
 
 
 def _index(tensors: Sequence[torch.Tensor]) -> int:
@@ -137,7 +135,9 @@ def scatter(
             target.copy_(chunk, non_blocking=True)
         return tuple(out)
     indices = _indices(devices or [])
-    chunks = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(indices), dim)
+    chunks = (
+        tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(indices), dim)
+    )
     return tuple(
         _send(chunk, index, streams[n] if streams else None)
         for n, (chunk, index) in enumerate(zip(chunks, indices, strict=False))

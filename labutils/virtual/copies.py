@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from labutils.virtual import tensor as core
+from labutils.virtual import errors, journal
+from labutils.virtual.dispatch import run
+from labutils.virtual.operators import HANDLERS, operator_of
 from labutils.virtual.record import Copy, Kernel
 from labutils.virtual.state import state
 from labutils.virtual.streams import current_device, current_stream_id
-from labutils.virtual.tensor import VirtualTensor, wrap
+from labutils.virtual.tensor import VirtualTensor, adopt, wrap
 
 aten = torch.ops.aten
 HOST = -1
@@ -24,16 +26,24 @@ def copy_kernel(name: str, nbytes: int, dtype: torch.dtype) -> Kernel:
 
 
 def record_copy(
-    source: int, target: int, raw: torch.Tensor, *, pinned: bool, blocking: bool, made: Any = ()
+    tensor: torch.Tensor,
+    target: int,
+    *,
+    pinned: bool,
+    blocking: bool,
+    made: Sequence[VirtualTensor] = (),
 ) -> None:
-    """Write the copy of ``raw`` from device ``source`` to device ``target`` to the log."""
+    """Write the copy of ``tensor`` to device ``target`` to the log."""
+    virtual = isinstance(tensor, VirtualTensor)
+    source = tensor.index if virtual else HOST
     name = "h2d" if source == HOST else "d2h" if target == HOST else "p2p"
-    nbytes = math.prod(raw.shape) * raw.dtype.itemsize
-    device = source if target == HOST else target
+    kernel = copy_kernel(name, tensor.numel() * tensor.dtype.itemsize, tensor.dtype)
     stream = current_stream_id(source) if name == "p2p" else 0
-    move = Copy(source, target, pinned, blocking, stream)
-    kernel = copy_kernel(name, nbytes, raw.dtype)
-    core.record(device, kernel, (), made, "copy", move)
+    ref = Copy(source, target, pinned, blocking, stream)
+    inputs = (tensor,) if virtual else ()
+    device = source if target == HOST else target
+    issuer = source if virtual else target
+    journal.record(device, kernel, inputs, made, "copy", ref, issuer=issuer)
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
@@ -62,24 +72,24 @@ def move(
     source = tensor.index if virtual else HOST
     destination = _destination(tensor, target)
     if source == destination:
-        operator = core.operator_of(aten._to_copy.default)
-        return core.run(operator, (tensor,), options)  # type: ignore[no-any-return]
+        operator = operator_of(aten._to_copy.default)
+        return run(operator, (tensor,), options)  # type: ignore[no-any-return]
     raw = tensor.raw if virtual else tensor
     if destination == HOST:
         if raw.is_meta:
-            raise core.no_values("Copying to the CPU")
+            raise errors.no_values("Copying to the CPU")
         out = aten._to_copy(raw, **options)
-        record_copy(source, HOST, raw, pinned=False, blocking=not non_blocking)
+        record_copy(tensor, HOST, pinned=False, blocking=not non_blocking)
         return out  # type: ignore[no-any-return]
     if state.phantom:
         options["device"] = "meta"
     try:
         out = wrap(aten._to_copy(raw, **options), destination)
     except RuntimeError as error:
-        raise core.explain(error, "copy", [tensor] if virtual else []) from None
+        raise errors.explain(error, "copy", [tensor] if virtual else []) from None
     pinned = virtual or is_pinned(raw)
     blocking = not virtual and not (pinned and non_blocking)
-    record_copy(source, destination, raw, pinned=pinned, blocking=blocking, made=(out,))
+    record_copy(tensor, destination, pinned=pinned, blocking=blocking, made=(out,))
     return out
 
 
@@ -108,7 +118,7 @@ def _destination(tensor: torch.Tensor, target: torch.device | None) -> int:
         return tensor.index if type(tensor) is VirtualTensor else HOST
     if target.type != "vgpu":
         return HOST
-    return current_device() if target.index is None else core.check_index(target.index)
+    return current_device() if target.index is None else errors.check_index(target.index)
 
 
 def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -132,10 +142,10 @@ def _copy_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Te
     raw_target = target.raw if to != HOST else target
     raw_source = source.raw if origin != HOST else source
     if to == origin:
-        core.run(core.operator_of(func), (target, source), {})
+        run(operator_of(func), (target, source), {})
         return target  # type: ignore[no-any-return]
     if to == HOST and raw_source.is_meta:
-        raise core.no_values("Copying to the CPU")
+        raise errors.no_values("Copying to the CPU")
     if raw_target.is_meta:
         torch.broadcast_shapes(raw_target.shape, raw_source.shape)
     else:
@@ -144,15 +154,15 @@ def _copy_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Te
     pinned = between_gpus or is_pinned(target if to == HOST else source)
     blocking = not between_gpus and not (pinned and non_blocking)
     made = () if to == HOST else (target,)
-    record_copy(origin, to, raw_source, pinned=pinned, blocking=blocking, made=made)
+    record_copy(source, to, pinned=pinned, blocking=blocking, made=made)
     return target  # type: ignore[no-any-return]
 
 
 def _read_value(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
     if tensor.raw.is_meta:
-        raise core.no_values("Reading a value (.item(), float(), bool(), if tensor: …)")
-    record_copy(tensor.index, HOST, tensor.raw, pinned=False, blocking=True)
+        raise errors.no_values("Reading a value (.item(), float(), bool(), if tensor: …)")
+    record_copy(tensor, HOST, pinned=False, blocking=True)
     return tensor.raw.item()
 
 
@@ -164,7 +174,7 @@ def _set_storage(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> to
     """``tensor.set_(storage, offset, size, stride)``, with which torch.load builds tensors."""
     tensor, source, *where = args
     if isinstance(source, VirtualTensor):
-        core.adopt(tensor, wrap(source.raw, source.index, source.block))
+        adopt(tensor, wrap(source.raw, source.index, source.block))
         return tensor  # type: ignore[no-any-return]
     raw = torch.empty(0, dtype=tensor.dtype).set_(source, *where)
     if state.phantom:
@@ -172,7 +182,7 @@ def _set_storage(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> to
     known = getattr(source, "_vgpu_block", None)
     made = wrap(raw, tensor.index, known() if known else None)
     source._vgpu_block = weakref.ref(made.block)
-    core.adopt(tensor, made)
+    adopt(tensor, made)
     return tensor  # type: ignore[no-any-return]
 
 
@@ -183,7 +193,7 @@ def _refuse_pinning(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     )
 
 
-core.HANDLERS.update(
+HANDLERS.update(
     {
         aten._to_copy: _to_copy,
         aten.copy_: _copy_,

@@ -15,13 +15,22 @@ from typing import Any
 import torch
 from torch.jit import _builtins
 from torch.nn.parallel import _functions, comm
+from torch.nn.utils import clip_grad
 from torch.optim import optimizer
-from torch.utils import backend_registration
+from torch.utils import _foreach_utils, backend_registration
 
-from labutils.virtual import autocast, checkpoint, copies, distributed, methods, module, streams
-from labutils.virtual import syncbn as _syncbn  # noqa: F401 - adds its kernels
+from labutils.virtual import (
+    autocast,
+    checkpoint,
+    copies,
+    dispatch,
+    distributed,
+    methods,
+    module,
+    streams,
+)
 from labutils.virtual import comm as virtual_comm
-from labutils.virtual import tensor as core
+from labutils.virtual import syncbn as _syncbn  # noqa: F401 - adds its kernels
 from labutils.virtual.state import state
 from labutils.virtual.tensor import VirtualTensor
 
@@ -57,6 +66,7 @@ def register() -> None:
     _replace_data_parallel()
     _replace_dropout()
     _mark_optimizer_steps()
+    _group_by_device()
     autocast.install()
     checkpoint.install()
     distributed.install()
@@ -64,7 +74,7 @@ def register() -> None:
 
 
 def _fallback(func: Any, *args: Any, **kwargs: Any) -> Any:
-    return core.dispatch(func, args, kwargs)
+    return dispatch.dispatch(func, args, kwargs)
 
 
 def _replace(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
@@ -247,3 +257,29 @@ def _mark_optimizer_steps() -> None:
 
     optimizer.register_optimizer_step_pre_hook(begin)
     optimizer.register_optimizer_step_post_hook(end)
+
+
+def _group_by_device() -> None:
+    """Optimizers and gradient clipping work on lists of tensors, grouped by their device."""
+    optimizer._foreach_supported_types.append(VirtualTensor)
+    original = _foreach_utils._group_tensors_by_device_and_dtype
+
+    @functools.wraps(original)
+    def group(lists: Any, with_indices: bool = False) -> Any:
+        if not any(type(t) is VirtualTensor for t in lists[0]):
+            return original(lists, with_indices)
+        groups: dict[Any, tuple[list[list[Any]], list[int]]] = {}
+        for number, tensors in enumerate(
+            zip(*(column or [None] * len(lists[0]) for column in lists), strict=True)
+        ):
+            key = (tensors[0].device, tensors[0].dtype)
+            columns, indices = groups.setdefault(key, ([[] for _ in lists], []))
+            for column, source, tensor in zip(columns, lists, tensors, strict=True):
+                if source:
+                    column.append(tensor)
+            if with_indices:
+                indices.append(number)
+        return groups
+
+    for user in (_foreach_utils, optimizer, clip_grad):
+        user._group_tensors_by_device_and_dtype = group  # type: ignore[attr-defined]

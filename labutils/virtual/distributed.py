@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from labutils.virtual import tensor as core
+from labutils.virtual import errors, journal
+from labutils.virtual.dispatch import Call
+from labutils.virtual.operators import HANDLERS
 from labutils.virtual.record import COMM_STREAM, Collective, Entry, Kernel
 from labutils.virtual.state import state
-from labutils.virtual.streams import current_stream_id
 from labutils.virtual.tensor import VirtualTensor, wrap
 
 _sequence: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
@@ -44,7 +45,7 @@ _NAMES = {
 
 def run_collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a ``c10d`` operator on the wrapped tensors, and write it to the log."""
-    call = core.Call(args, kwargs)
+    call = Call(args, kwargs)
     packet = func.overloadpacket.__name__
     if call.inputs and call.inputs[0].raw.is_meta:
         result = _synchronise_only(packet, args)
@@ -58,7 +59,7 @@ def run_collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def _synchronise_only(packet: str, args: tuple[Any, ...]) -> Any:
     """Phantom ranks exchange one byte, so that they wait for each other as real ones do."""
-    raise core.no_values(f"torch.distributed's {packet.strip('_')}")
+    raise errors.no_values(f"torch.distributed's {packet.strip('_')}")
 
 
 def _rewrap(value: Any, originals: dict[int, VirtualTensor]) -> Any:
@@ -69,14 +70,14 @@ def _rewrap(value: Any, originals: dict[int, VirtualTensor]) -> Any:
     return value
 
 
-def _record(op: str, call: core.Call, args: tuple[Any, ...]) -> None:
+def _record(op: str, call: Call, args: tuple[Any, ...]) -> None:
     index = call.index
     tensors = call.inputs
     nbytes = max(_payload(args[0]), _payload(args[1]) if len(args) > 1 else 0)
     group, ranks = _group(args)
     collective = Collective(op, ranks, group, next(_sequence[group]), asynchronous=True)
     kernel = Kernel(op, "communication", str(tensors[0].dtype)[6:], 0, nbytes, nbytes)
-    core.record(index, kernel, tensors, tensors, "collective", collective)
+    journal.record(index, kernel, tensors, tensors, "collective", collective)
     event = next(_events)
     recorder = state.recorder
     host = recorder.host()
@@ -84,16 +85,6 @@ def _record(op: str, call: core.Call, args: tuple[Any, ...]) -> None:
     recorder.append(Entry("record", thread, index, COMM_STREAM, host.phase, None, event))
     for tensor in tensors:
         tensor.block.event = event
-
-
-def wait_for(tensors: Any, index: int, thread: str, phase: str) -> None:
-    """Let the current stream wait for the collectives that still own ``tensors``."""
-    events = sorted({t.block.event for t in tensors if t.block.event}, reverse=True)
-    for event in events:
-        stream = current_stream_id(index)
-        state.recorder.append(Entry("wait", thread, index, stream, phase, None, event))
-    for tensor in tensors:
-        tensor.block.event = 0
 
 
 def _payload(value: Any) -> int:
@@ -148,8 +139,7 @@ def install() -> None:
     """Let gloo serve "vgpu", and DDP keep its buckets there."""
     if not dist.is_available():
         return
-    core.COLLECTIVES = run_collective
-    core.WAIT_FOR = wait_for
+    HANDLERS["c10d"] = run_collective
     dist.Backend.backend_capability["gloo"].append("vgpu")
     dist.Backend.default_device_backend_map["vgpu"] = "gloo"
     original = dist.Reducer

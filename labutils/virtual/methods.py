@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from labutils.virtual import copies
-from labutils.virtual import tensor as core
-from labutils.virtual.tensor import VirtualTensor
+from labutils.virtual.tensor import VirtualTensor, adopt, wrap
 
 _Tensor = torch.Tensor
 
@@ -97,13 +96,13 @@ def _format(self: VirtualTensor, spec: str) -> str:
 
 def _set_data(self: VirtualTensor, value: torch.Tensor) -> None:
     if type(value) is VirtualTensor:
-        core.adopt(self, core.wrap(value.raw, value.index, value.block))
+        adopt(self, wrap(value.raw, value.index, value.block))
     else:
         swap_data(self, value)
 
 
 def _data(self: VirtualTensor) -> VirtualTensor:
-    return core.wrap(self.raw, self.index, self.block)
+    return wrap(self.raw, self.index, self.block)
 
 
 def swap_data(tensor: torch.Tensor, value: torch.Tensor) -> None:

@@ -60,7 +60,7 @@ class Entry(NamedTuple):
     copy       ``kernel`` (name h2d, d2h or p2p) moves ``kernel.bytes_read`` bytes;
                ``ref`` is a :class:`Copy`
     collective ``kernel`` runs on every device of ``ref`` (a :class:`Collective`) at once
-    memory     the device's allocated bytes become ``ref`` once the stream has reached this point
+    memory     the device's allocated bytes change by ``ref`` once the stream has reached this point
     record     event ``ref`` (an int) is recorded on (``device``, ``stream``)
     wait       (``device``, ``stream``) waits for event ``ref``
     sync       the host thread waits: ``ref`` is None for the whole device, ("stream", id) or
@@ -158,7 +158,7 @@ class Recorder:
         self.log: deque[Entry] = deque(maxlen=capacity)
         self.count = 0
         self.lock = threading.Lock()
-        self.sampled: dict[int, int] = {}
+        self._allocated: dict[int, int] = {}
         self._local = threading.local()
         self._children: list[tuple[threading.Thread, str]] = []
 
@@ -176,7 +176,7 @@ class Recorder:
             host: HostThread = self._local.host
         except AttributeError:
             host = self._introduce()
-        if self._children:
+        if self._children and host.name == "main":
             self._join(host)
         return host
 
@@ -192,6 +192,13 @@ class Recorder:
             host.autograd.add(name)
             self.append(Entry("fork", host.name, device, 0, "backward", ref=name))
         return name
+
+    def memory_change(self, device: int, allocated: int) -> int:
+        """Bytes by which ``device`` has grown since this was last asked."""
+        change = allocated - self._allocated.get(device, 0)
+        if change:
+            self._allocated[device] = allocated
+        return change
 
     def since(self, mark: int) -> tuple[list[Entry], int]:
         """The entries numbered ``mark`` and later that are still there, and how many are lost."""

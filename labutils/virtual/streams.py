@@ -83,7 +83,9 @@ def _log(what: str, device: int, stream: int, ref: Any = None) -> None:
 class Stream(torch.Stream):
     """A queue of work on one virtual GPU, with the methods of ``torch.cuda.Stream``."""
 
-    def __new__(cls, device: Any = None, priority: int = 0, *, stream_id: int | None = None) -> Self:
+    def __new__(
+        cls, device: Any = None, priority: int = 0, *, stream_id: int | None = None
+    ) -> Self:
         number = next(_stream_ids) if stream_id is None else stream_id
         made: Self = super().__new__(
             cls, stream_id=number, device_index=index_of(device), device_type=_PRIVATE_USE_1

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from labutils.virtual import tensor as core
+from labutils.virtual.dispatch import run
+from labutils.virtual.operators import HANDLERS, operator_of
 
 aten = torch.ops.aten
 
@@ -118,8 +119,7 @@ def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Run ``function`` on the wrapped tensors as one operator."""
 
     def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        operator = core.operator_of(func)
-        return core.run(operator, args, kwargs, implementation=function)
+        return run(operator_of(func), args, kwargs, implementation=function)
 
     return handler
 
@@ -132,4 +132,4 @@ _KERNELS: Sequence[tuple[Any, Callable[..., Any]]] = (
     (aten.batch_norm_backward_elemt, backward_elemt),
 )
 for _packet, _function in _KERNELS:
-    core.HANDLERS[_packet] = _kernel(_function)
+    HANDLERS[_packet] = _kernel(_function)

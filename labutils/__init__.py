@@ -1,0 +1,58 @@
+"""The names that the notebooks use: ``import labutils as lab``.
+
+Everything is loaded at its first use, so that importing this package stays quick and light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOME = {
+    "MemorySample": "trace",
+    "Span": "trace",
+    "Trace": "trace",
+    "check": "exercises",
+    "exercise": "exercises",
+    "explore": "live",
+    "gpus": "devices",
+    "hint": "exercises",
+    "models": "models",
+    "figures": "figures",
+    "profiles": "timing.profiles",
+    "progress": "exercises",
+    "solution": "exercises",
+    "span": "telemetry",
+    "virtual": "virtual",
+    "watch": "watching",
+}
+"""Where each public name lives."""
+
+_MODULES = {"figures", "models", "profiles", "virtual"}
+"""Names that are modules themselves."""
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'labutils' has no attribute {name!r}")
+    module = importlib.import_module(f"labutils.{_HOME[name]}")
+    value = module if name in _MODULES else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
+
+
+if TYPE_CHECKING:
+    from labutils import figures, models, virtual
+    from labutils.devices import gpus
+    from labutils.exercises import check, exercise, hint, progress, solution
+    from labutils.live import explore
+    from labutils.telemetry import span
+    from labutils.timing import profiles
+    from labutils.trace import MemorySample, Span, Trace
+    from labutils.watching import watch

@@ -1,0 +1,7 @@
+"""``python -m labutils``: the same as the ``labutils`` command."""
+
+import sys
+
+from labutils.cli import main
+
+sys.exit(main())

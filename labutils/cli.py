@@ -1,0 +1,46 @@
+"""The ``labutils`` command.
+
+A subcommand is one line in :data:`COMMANDS`: its name, the module behind it, one line of help.  The
+module has ``add_arguments(parser)`` and ``main(arguments) -> exit code`` and is imported only when
+its command is asked for, so that ``labutils --help`` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+COMMANDS = {
+    "run": ("labutils.batch", "execute the labs without a browser and write a summary"),
+    "doctor": ("labutils.doctor", "check that this machine is ready for the labs"),
+    "refresh": ("labutils.notebooks", "execute the labs in place, for stored outputs (authors)"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code (2: what was asked for makes no sense)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser(words[0] if words else "")
+    arguments = parser.parse_args(words)
+    if arguments.command is None:
+        parser.print_help()
+        return 2
+    try:
+        code = import_module(COMMANDS[arguments.command][0]).main(arguments)
+    except ValueError as error:
+        print(f"labutils {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    return int(code)
+
+
+def _parser(chosen: str) -> argparse.ArgumentParser:
+    """The command line; only the chosen command's module is imported, for its arguments."""
+    parser = argparse.ArgumentParser(prog="labutils", description="The data-parallel training lab.")
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    for name, (module, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+        if name == chosen:
+            import_module(module).add_arguments(command)
+    return parser

@@ -1,0 +1,35 @@
+"""The GPUs that a notebook works with: real ones where there are enough, else virtual ones."""
+
+from __future__ import annotations
+
+import torch
+
+from labutils import virtual
+
+
+def gpus(
+    count: int = 4, *, profile: str = virtual.DEFAULT_PROFILE, compute: str = "real"
+) -> list[torch.device]:
+    """``count`` GPUs to work with.
+
+    Args:
+        count: how many, 1 to 64.
+        profile, compute: what virtual GPUs imitate, see :func:`labutils.virtual.enable`.
+
+    Returns:
+        ``[device('cuda:0'), …]`` where there are that many, else ``[device('vgpu:0'), …]``.  With
+        ``compute="phantom"`` they are always virtual.
+
+    Raises:
+        ValueError: ``count`` is out of range, or profile or compute is unknown.
+    """
+    valid = isinstance(count, int) and not isinstance(count, bool)
+    if not valid or not 1 <= count <= virtual.MOST_DEVICES:
+        raise ValueError(
+            f"lab.gpus({count!r}) asks for no possible number of GPUs: choose a whole number from "
+            f"1 to {virtual.MOST_DEVICES}."
+        )
+    if compute == "real" and torch.cuda.device_count() >= count:
+        virtual.disable()
+        return [torch.device("cuda", i) for i in range(count)]
+    return virtual.enable(count, profile=profile, compute=compute)

@@ -1,0 +1,220 @@
+"""Starting the process of a rank: forked from the fork server, or as a plain subprocess.
+
+Either way a rank has two sockets: its channel (messages) and its output (standard output and error
+run into it; nothing is ever written back, so that its closing tells the rank to end).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import weakref
+from typing import IO, Any, Protocol
+
+from labutils.launch.server import STATUS
+from labutils.launch.wire import Channel
+
+
+class Process(Protocol):
+    """The process of a rank, as the notebook sees it."""
+
+    channel: Channel
+    output: socket.socket
+
+    def exit_code(self) -> int | None:
+        """None while it lives; else its exit code, negative for a signal."""
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal; SIGKILL also ends what the rank started."""
+
+    def close(self) -> None:
+        """End it, if it has not, and let go of it."""
+
+
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Connected sockets; the first is the notebook's, and a child forked by the user closes it."""
+    ours, theirs = socket.socketpair()
+    _sockets.add(ours)
+    return ours, theirs
+
+
+def adopt(sock: socket.socket) -> socket.socket:
+    """Have a child forked by the user (a DataLoader's worker, say) close this socket as well."""
+    _sockets.add(sock)
+    return sock
+
+
+def _forget_in_child() -> None:
+    global _server
+    _server = None
+    for sock in list(_sockets):
+        with contextlib.suppress(OSError):
+            sock.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def python(module: str, *arguments: object) -> list[str]:
+    """Command that runs ``module.main()`` with this process's import path, whatever the folder."""
+    start = (
+        "import sys; n = int(sys.argv.pop(1)); sys.path[:] = sys.argv[1:n + 1]; "
+        f"del sys.argv[1:n + 1]; from {module} import main; main()"
+    )
+    return [sys.executable, "-c", start, str(len(sys.path)), *sys.path, *map(str, arguments)]
+
+
+def quiet_environment() -> dict[str, str]:
+    """Environment for processes that are to import torch without starting threads or talking."""
+    return {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class ForkServer:
+    """The notebook's connection to its fork server."""
+
+    def __init__(self) -> None:
+        self._log: IO[bytes] = tempfile.TemporaryFile()
+        self._requests, theirs = socket_pair()
+        self._process = subprocess.Popen(
+            python("labutils.launch.server", theirs.fileno(), os.getpid()),
+            pass_fds=[theirs.fileno()], start_new_session=True, env=quiet_environment(),
+            stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        theirs.close()
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fork(self, *sockets: socket.socket) -> None:
+        """Ask for a rank that has these sockets: its channel, its output, its handle."""
+        socket.send_fds(self._requests, [b"F"], [sock.fileno() for sock in sockets])
+
+    def last_words(self) -> str:
+        """The end of what the server printed: why it did not come up."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace").strip()[-2000:]
+
+    def close(self) -> None:
+        self._requests.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(2)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+_server: ForkServer | None = None
+
+
+def fork_server() -> ForkServer:
+    """The one server of this process, started where there is none or where it has died."""
+    global _server
+    if _server is None or not _server.alive():
+        _server = ForkServer()
+    return _server
+
+
+def close_fork_server() -> None:
+    """End the server and all its ranks."""
+    global _server
+    server, _server = _server, None
+    if server is not None:
+        server.close()
+
+
+class ForkedProcess:
+    """A rank forked from the server."""
+
+    def __init__(self) -> None:
+        self.server = fork_server()
+        pairs = [socket_pair() for _ in range(3)]
+        self.server.fork(*(theirs for _, theirs in pairs))
+        for _, theirs in pairs:
+            theirs.close()
+        self.channel, self.output, self._handle = Channel(pairs[0][0]), pairs[1][0], pairs[2][0]
+        self._handle.setblocking(False)
+        self._code: int | None = None
+
+    def exit_code(self) -> int | None:
+        if self._code is None:
+            try:
+                data = self._handle.recv(STATUS.size)
+                # Without a status the server itself is gone, and its ranks with it.
+                self._code = STATUS.unpack(data)[0] if data else -signal.SIGKILL
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._code = -signal.SIGKILL
+        return self._code
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        with contextlib.suppress(OSError):
+            self._handle.send(bytes([number]))
+
+    def close(self) -> None:
+        for sock in (self._handle, self.output, self.channel):
+            sock.close()
+
+
+class SpawnedProcess:
+    """A rank that is a plain subprocess: slower to start, and the same on every system."""
+
+    def __init__(self) -> None:
+        channel, theirs = socket_pair()
+        output, their_output = socket_pair()
+        ends = [theirs, their_output]
+        more: dict[str, Any] = {}
+        if sys.platform == "win32":  # handles are passed once the process is known
+            numbers, more["creationflags"] = [-1, -1], subprocess.CREATE_NEW_PROCESS_GROUP
+        else:
+            numbers = [end.fileno() for end in ends]
+            more |= {"pass_fds": numbers, "start_new_session": True}
+        self._process = subprocess.Popen(
+            python("labutils.launch.spawned", *numbers), stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=quiet_environment(), **more,
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        if sys.platform == "win32":
+            for end in ends:
+                self._process.stdin.write(end.share(self._process.pid))
+        self._process.stdin.close()
+        for end in ends:
+            end.close()
+        self.channel, self.output = Channel(channel), output
+
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        if self._process.poll() is not None:
+            return
+        with contextlib.suppress(OSError):
+            if number == signal.SIGKILL and hasattr(os, "killpg"):
+                os.killpg(self._process.pid, number)  # it leads a session of its own
+            else:
+                self._process.send_signal(number)
+
+    def close(self) -> None:
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        self.output.close()
+        self.channel.close()
+
+
+def forking_is_safe() -> bool:
+    """Whether ranks are forked here; ``LABUTILS_START=spawn`` says no, anywhere."""
+    return sys.platform == "linux" and os.environ.get("LABUTILS_START", "fork") == "fork"

@@ -1,0 +1,38 @@
+"""Entry point of a rank that is started as a plain subprocess, or by torchrun."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+
+def main() -> None:
+    """``spawned CHANNEL_FD OUTPUT_FD``: be the rank behind these two sockets."""
+    if sys.platform == "win32":  # shared handles come through standard input
+        channel, output = (socket.fromshare(sys.stdin.buffer.read(372)) for _ in range(2))
+    else:
+        channel, output = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    _be_rank(channel, output)
+
+
+def connect() -> None:
+    """``spawned:connect PATH``: be a rank that torchrun has started; the notebook listens at PATH."""
+    ends = []
+    for name in (b"C", b"O"):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(sys.argv[1])
+        sock.sendall(name + int(os.environ["RANK"]).to_bytes(4, "big"))
+        ends.append(sock)
+    _be_rank(*ends)
+
+
+def _be_rank(channel: socket.socket, output: socket.socket) -> None:
+    from labutils.launch import server
+
+    for name in server.PRELOAD:
+        __import__(name)
+    from labutils.launch import rank
+
+    code = rank.main(channel, output)
+    os._exit(code)

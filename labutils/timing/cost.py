@@ -1,0 +1,259 @@
+"""How long one kernel, copy or collective takes on a profile.
+
+Kernels follow a roofline (Williams et al. 2009): the longer of arithmetic and memory traffic, plus
+the shortest time that any kernel takes.  The arithmetic rate of matrix products depends on their
+size: the depth K of each output tile, and how evenly the tiles fill the multiprocessors ("waves",
+NVIDIA Deep Learning Performance Guide).  Collectives follow the steps of ring and tree algorithms,
+with the time of one step taken from a measured all-reduce curve.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+
+from ..virtual.record import Copy, Kernel
+from .profiles import Link, Profile, measured_link
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
+MATRIX_KINDS = ("gemm", "conv", "attention")
+HALF_OPS = ("all_gather", "reduce_scatter", "all_to_all")
+"""Collectives of n-1 ring steps of bytes/n each; an all-reduce is two of them."""
+
+
+# ----------------------------------------------------------------------------------------- kernels
+
+
+def kernel_seconds(kernel: Kernel, profile: Profile) -> float:
+    """Seconds that ``kernel`` occupies a GPU of ``profile``; 0 for a view."""
+    if kernel.kind == "view":
+        return 0.0
+    launches = math.ceil(max(1, kernel.tensors) / profile.model.tensors_per_launch)
+    floor = launches * profile.model.kernel_floor
+    return floor + max(_arithmetic_seconds(kernel, profile), _memory_seconds(kernel, profile))
+
+
+def precision(kernel: Kernel, profile: Profile) -> str:
+    """The type that the arithmetic of ``kernel`` runs in: float32 becomes tfloat32 where the GPU
+    has it and the program allows it (PyTorch's default: in convolutions)."""
+    if kernel.dtype == "float32" and kernel.kind in profile.tf32 and "tfloat32" in profile.gpu.peak:
+        return "tfloat32"
+    return kernel.dtype
+
+
+def _memory_seconds(kernel: Kernel, profile: Profile) -> float:
+    model, passes = profile.model, 1.0
+    if kernel.kind == "norm" and "batch_norm" in kernel.name:
+        passes = model.norm_read_passes
+    moved = passes * kernel.bytes_read + kernel.bytes_written
+    return moved / (profile.gpu.memory_bandwidth * model.memory_efficiency)
+
+
+def _arithmetic_seconds(kernel: Kernel, profile: Profile) -> float:
+    peak = profile.gpu.peak
+    if not kernel.flops:
+        return 0.0
+    if kernel.kind not in MATRIX_KINDS:
+        return kernel.flops / peak.get("float32", max(peak.values()))
+    dtype = precision(kernel, profile)
+    rate = peak.get(dtype, peak["float32"])  # a type without hardware support runs as float32
+    return kernel.flops / (rate * matrix_efficiency(kernel, dtype, profile))
+
+
+def matrix_efficiency(kernel: Kernel, dtype: str, profile: Profile) -> float:
+    """The fraction of peak that a matrix product or convolution reaches.
+
+    Size enters twice.  A tile's main loop of K multiply-adds is preceded by a prologue worth
+    ``depth`` of them; and ``tiles`` thread blocks run in whole waves over the multiprocessors
+    (long sums are split among blocks when there are too few tiles, as cuBLAS and cuDNN do).
+    """
+    model, tensor = profile.model, dtype in profile.gpu.tensor
+    best = model.tensor_efficiency if tensor else model.simt_efficiency
+    depth = model.tensor_depth if tensor else model.simt_depth
+    if kernel.kind == "conv":
+        best *= model.conv_efficiency
+    elif kernel.kind == "attention":
+        best *= model.attention_efficiency
+    outputs = max(1.0, kernel.bytes_written / ITEM_BYTES.get(kernel.dtype, 4))
+    k = max(1.0, kernel.flops / 2 / outputs)
+    processors = profile.gpu.multi_processor_count
+    tiles = math.ceil(outputs / (model.tile_rows * model.tile_columns))
+    tiles *= max(1, min(processors // tiles, int(k / (4 * depth))))
+    waves = tiles / processors
+    return best * k / (k + depth) * waves / math.ceil(waves)
+
+
+# ------------------------------------------------------------------------------------------- copies
+
+
+def copy_seconds(nbytes: int, copy: Copy, profile: Profile) -> float:
+    """Seconds to copy ``nbytes`` from ``copy.source`` to ``copy.target`` (-1: host memory)."""
+    if -1 in (copy.source, copy.target):
+        bus = profile.bus
+        return bus.latency + nbytes / (bus.pinned if copy.pinned else bus.pageable)
+    if copy.source == copy.target:
+        bandwidth = profile.gpu.memory_bandwidth * profile.model.memory_efficiency
+        return profile.model.kernel_floor + 2 * nbytes / bandwidth
+    link = profile.link
+    return link.latency + nbytes / (link.pair or link.bandwidth)
+
+
+# -------------------------------------------------------------------------------------- collectives
+
+
+def collective_seconds(
+    op: str, nbytes: int, n_devices: int, profile: Profile, nodes: int = 1
+) -> float:
+    """Seconds of one collective over ``n_devices`` GPUs, spread evenly over ``nodes``.
+
+    ``nbytes`` is the size S of the whole tensor: what every rank holds before an all-reduce,
+    broadcast or reduce, after an all-gather, before a reduce-scatter.  Within a node: ring steps of
+    S/n bytes, each as long as the measured curve says.  Over nodes: the faster of NCCL's ring and
+    tree (NVIDIA/nccl src/graph/tuning.cc), limited by the slower of the node's links and fabric.
+
+    Raises ``ValueError`` if ``nodes`` > 1 and the profile has no fabric.
+    """
+    base = profile.model.collective_base
+    if n_devices <= 1:
+        return profile.model.kernel_floor
+    within = _within_node(op, nbytes, math.ceil(n_devices / nodes), profile)
+    if nodes <= 1:
+        return base + within
+    if profile.fabric is None:
+        raise ValueError(
+            f"{profile.name} names no fabric between nodes: choose one, e.g. fabric='ib-100g'."
+        )
+    return base + max(within, _over_nodes(op, nbytes, n_devices, profile, profile.fabric, nodes))
+
+
+def _within_node(op: str, nbytes: int, n: int, profile: Profile) -> float:
+    if n == 1:
+        return 0.0
+    link = profile.link
+    if op in ("all_reduce", "barrier"):
+        return 2 * (n - 1) * step_seconds(nbytes / n, n, link)
+    if op in HALF_OPS:
+        return (n - 1) * step_seconds(nbytes / n, n, link)
+    if op in ("gather", "scatter"):  # everything passes through the root's links
+        return step_seconds(nbytes * (n - 1) / n, n, link)
+    return (n - 2) * link.latency + step_seconds(nbytes, n, link)  # a pipelined chain
+
+
+def _over_nodes(op: str, nbytes: int, n: int, profile: Profile, fabric: Link, nodes: int) -> float:
+    inner, outer = profile.link.latency, fabric.latency
+    hops_ring = (n - nodes) * inner + (nodes - 1) * outer
+    hops_tree = (n // nodes - 1) * inner + math.ceil(math.log2(nodes)) * outer
+    seconds = nbytes / fabric.bandwidth
+    ring, tree = hops_ring + (n - 1) / n * seconds, hops_tree + seconds
+    if op in HALF_OPS:
+        return ring
+    if op in ("all_reduce", "barrier"):
+        return 2 * min(ring, tree)
+    return tree
+
+
+def step_seconds(nbytes: float, ranks: int, link: Link) -> float:
+    """Seconds of one ring step of ``nbytes`` per GPU, from a measured all-reduce curve.
+
+    In units of a link's own latency and bandwidth the curve is taken to have the same shape on
+    every link, so a link without a curve borrows the measured one's shape.
+    """
+    shape = _shape(link if link.curve else measured_link())
+    x = nbytes / link.among(ranks) / link.latency
+    return link.latency * _interpolate(shape, x)
+
+
+Shape = tuple[tuple[float, ...], tuple[float, ...]]
+_SHAPES: dict[int, tuple[Link, Shape]] = {}
+
+
+def _shape(link: Link) -> Shape:
+    """The curve of one step: (ideal step time, measured step time), in units of the latency."""
+    known = _SHAPES.get(id(link))
+    if known is None:
+        steps, base = 2 * (link.ranks - 1), 8.4e-6
+        ideal = tuple(b / link.ranks / link.bandwidth / link.latency for b, _ in link.curve)
+        taken = tuple((s - base) / steps / link.latency for _, s in link.curve)
+        known = _SHAPES[id(link)] = link, (ideal, taken)
+    return known[1]
+
+
+def _interpolate(shape: Shape, x: float) -> float:
+    """Straight lines on log-log paper; constant below the curve, proportional above it."""
+    xs, ys = shape
+    if x <= xs[0]:
+        return ys[0]
+    if x >= xs[-1]:
+        return ys[-1] * x / xs[-1]
+    i = bisect_right(xs, x)
+    share = math.log(x / xs[i - 1]) / math.log(xs[i] / xs[i - 1])
+    return ys[i - 1] * math.exp(share * math.log(ys[i] / ys[i - 1]))
+
+
+# ------------------------------------------------------------------------------ what the host pays
+
+
+def issue_seconds(kernel: Kernel, python: bool, profile: Profile) -> tuple[float, float]:
+    """Host seconds to issue ``kernel``: (holding the GIL, without it).
+
+    ``python`` is false in the autograd engine's threads, which are C++ and need no GIL.
+    """
+    host = profile.host
+    if kernel.kind == "view":
+        return (host.view_seconds, 0.0) if python else (0.0, host.view_seconds)
+    free = host.dispatch_seconds if python else host.engine_seconds
+    if kernel.kind == "communication":
+        free = host.collective_seconds
+    if kernel.kind == "optimizer":
+        free += kernel.tensors * host.tensor_seconds
+    return (host.python_seconds if python else 0.0), free
+
+
+def nanoseconds(seconds: float) -> int:
+    """Whole nanoseconds, the scheduler's unit."""
+    return round(seconds * 1e9)
+
+
+class Costs:
+    """Costs on one profile in integer nanoseconds, kept per kernel (kernels are interned)."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self._collectives: dict[tuple[str, int, int, int], int] = {}
+        self._kernels: dict[int, tuple[Kernel, tuple[int, int, int, int, str]]] = {}
+
+    def kernel(self, kernel: Kernel, python: bool) -> tuple[int, int, int, int, str]:
+        """(host with GIL, host without, device, bytes, detail) of one kernel."""
+        key = id(kernel) * 2 + python
+        known = self._kernels.get(key)
+        if known is None:
+            held, free = issue_seconds(kernel, python, self.profile)
+            device = nanoseconds(kernel_seconds(kernel, self.profile))
+            cost = nanoseconds(held), nanoseconds(free), device, kernel.bytes, describe(kernel)
+            known = self._kernels[key] = kernel, cost
+        return known[1]
+
+    def collective(self, op: str, nbytes: int, n_devices: int, nodes: int) -> int:
+        """Time of one collective (see ``collective_seconds``)."""
+        key = (op, nbytes, n_devices, nodes)
+        if key not in self._collectives:
+            seconds = collective_seconds(op, nbytes, n_devices, self.profile, nodes)
+            self._collectives[key] = nanoseconds(seconds)
+        return self._collectives[key]
+
+
+def describe(kernel: Kernel) -> str:
+    """One short text for the hover: ``float32, 3.2 GFLOP``."""
+    parts = [kernel.dtype] if kernel.dtype else []
+    if kernel.flops >= 1e6:
+        unit, scale = ("GFLOP", 1e9) if kernel.flops >= 1e8 else ("MFLOP", 1e6)
+        parts.append(f"{kernel.flops / scale:.3g} {unit}")
+    if kernel.tensors > 3:
+        parts.append(f"{kernel.tensors} tensors")
+    return ", ".join(parts)
+
+
+__all__ = [
+    "Costs", "collective_seconds", "copy_seconds", "describe", "issue_seconds", "kernel_seconds",
+    "matrix_efficiency", "nanoseconds", "precision", "step_seconds",
+]  # fmt: skip

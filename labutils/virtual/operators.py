@@ -1,0 +1,78 @@
+"""What is known of each ATen operator before it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._ops import OpOverload
+
+from labutils.virtual import kernels
+
+HANDLERS: dict[Any, Callable[..., Any]] = {}
+"""Operators that are more than "run it on the wrapped tensors", by packet, or by namespace for all
+of that namespace.  The modules that handle them add them here."""
+
+# Index tensors may lie on the CPU, as they may for CUDA tensors.
+_TAKES_CPU_TENSORS = {"index", "_index_put_impl_", "index_put", "index_put_", "_unsafe_index"}
+_MAY_ALIAS = {"_unsafe_view", "_reshape_alias", "lift_fresh", "unsafe_split", "unsafe_chunk"}
+"""Operators whose result shares its argument's memory though their schema does not say so."""
+_SPLITS = {"split", "unbind", "chunk", "split_with_sizes"}
+_CHANGES_SHAPE = {"t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapaxes_"}
+_NEEDS_VALUES = {"nonzero", "masked_select", "_unique2", "equal", "unique_dim", "is_nonzero"}
+"""Operators whose result's size depends on values: with CUDA the host waits for them."""
+
+
+class Operator:
+    """One ATen overload."""
+
+    __slots__ = (
+        "allows_cpu",
+        "changes_shape",
+        "func",
+        "handler",
+        "kind",
+        "name",
+        "needs_values",
+        "returns",
+        "written",
+    )
+
+    def __init__(self, func: OpOverload) -> None:
+        schema = func._schema
+        self.func = func
+        self.name: str = func.overloadpacket.__name__
+        self.handler = HANDLERS.get(func.overloadpacket) or HANDLERS.get(func.namespace)
+        self.allows_cpu = self.name in _TAKES_CPU_TENSORS
+        self.changes_shape = self.name in _CHANGES_SHAPE
+        self.needs_values = self.name in _NEEDS_VALUES
+        self.written = tuple(
+            i for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write
+        )
+        self.returns = _returns(self.name, schema)
+        self.kind = "view" if self.returns == "view" else kernels.kind_of(self.name)
+
+
+def _returns(name: str, schema: Any) -> str:
+    """How the results relate to the arguments: fresh, view, self, out or none."""
+    if not schema.returns:
+        return "none"
+    alias = schema.returns[0].alias_info
+    if name in _MAY_ALIAS or (alias is None and name in _SPLITS):
+        return "view"
+    if alias is None:
+        return "fresh"
+    if not alias.is_write:
+        return "view"
+    return "out" if any(a.is_out for a in schema.arguments) else "self"
+
+
+_operators: dict[OpOverload, Operator] = {}
+
+
+def operator_of(func: OpOverload) -> Operator:
+    """The :class:`Operator` of ``func``, made at its first use."""
+    operator = _operators.get(func)
+    if operator is None:
+        operator = _operators[func] = Operator(func)
+    return operator

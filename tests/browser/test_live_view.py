@@ -1,0 +1,145 @@
+"""The live view in a real JupyterLab: it draws while a cell runs, and leaves a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+FEED = """
+import time
+from pathlib import Path
+from labutils.live import LiveView
+from labutils.trace import MemorySample, Span
+
+gpus = [f"GPU {i}" for i in range(4)]
+view = LiveView("browser test", gpus, {gpu: 16 * 2**30 for gpu in gpus}, "simulated", "T4")
+view.show()
+begun, step = time.perf_counter(), 0
+while not Path("stop").exists() and time.perf_counter() - begun < 120:
+    t = time.perf_counter() - begun
+    spans = [Span("batch", t - 0.19, t - 0.17, "host", "main", "data"),
+             Span("train_step", t - 0.17, t, "host", "main", "span")]
+    for i, gpu in enumerate(gpus):
+        spans += [
+            Span("h2d", t - 0.17, t - 0.16 + 0.01 * i, gpu, "copy", "copy", 38 * 2**20, "pinned"),
+            Span("convolution", t - 0.15, t - 0.1, gpu, "compute", "forward", 2**20, "float32"),
+            Span("convolution_backward", t - 0.1, t - 0.03, gpu, "compute", "backward", 2**21),
+            Span("all_reduce", t - 0.06, t - 0.02, gpu, "communication", "communication", 2**26),
+            Span("sgd", t - 0.02, t - 0.005, gpu, "compute", "optimizer"),
+            Span("replica", t - 0.15, t - 0.1, "host", f"worker {i}", "forward"),
+        ]
+    memory = [MemorySample(t - 0.2 + 0.02 * k, gpu, (1 + min(k, 9 - k)) * 2**31 // (1 + (i > 0)))
+              for k in range(10) for i, gpu in enumerate(gpus)]
+    view.update(spans, memory, t)
+    time.sleep(0.2)
+view.close()
+"""
+
+CANVAS = ".lab-live canvas"
+PICTURE = ".jp-OutputArea-output img"
+IMAGE = f"document.querySelector('{CANVAS}').toDataURL()"
+
+
+@pytest.fixture
+def notebook(lab_server: Any) -> Path:
+    """A notebook whose one cell feeds a live view until a file named "stop" appears."""
+    folder = lab_server.root / "live"
+    folder.mkdir(exist_ok=True)
+    (folder / "stop").unlink(missing_ok=True)
+    path = folder / "feed.ipynb"
+    write(path, "python3")
+    return path
+
+
+def write(path: Path, kernel: str, outputs: list[Any] | None = None) -> None:
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(FEED, outputs=outputs or [])])
+    book.metadata.kernelspec = {"name": kernel, "display_name": kernel, "language": "python"}
+    nbformat.write(book, path)
+
+
+def wait_for_change(page: Any, before: str) -> str:
+    """The canvas's picture once it differs from ``before``."""
+    page.wait_for_function(f"before => {IMAGE} !== before", arg=before, timeout=10_000)
+    return str(page.evaluate(IMAGE))
+
+
+def test_draws_while_a_cell_runs_and_leaves_a_picture(
+    page: Any, notebook: Path, open_notebook: Callable[..., None],
+    run_all: Callable[[Any], None], wait_idle: Callable[..., None],
+) -> None:  # fmt: skip
+    open_notebook(page, "live/feed.ipynb")
+    run_all(page)
+    canvas = page.wait_for_selector(CANVAS, timeout=60_000)
+    page.wait_for_selector(".lab-legend >> text=backward", timeout=20_000)
+    first = page.evaluate(IMAGE)
+    wait_for_change(page, first)  # by itself: the run goes on
+
+    check_keyboard(page, canvas)
+    check_hover(page, canvas)
+    check_text_alternative(page)
+
+    (notebook.parent / "stop").touch()
+    wait_idle(page)
+    assert page.locator(CANVAS).count() == 0
+    page.wait_for_function(f"document.querySelector('{PICTURE}').naturalWidth > 600")
+    assert page.errors == []
+
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    (output,) = json.loads(notebook.read_text())["cells"][0]["outputs"]
+    assert set(output["data"]) == {"text/plain", "image/png"}
+    check_reopened_without_kernel(page, notebook, output, open_notebook)
+
+
+def check_keyboard(page: Any, canvas: Any) -> None:
+    canvas.focus()
+    page.keyboard.press("Space")
+    page.wait_for_selector(".lab-live button:has-text('resume')")
+    still = page.evaluate(IMAGE)
+    for key in ("+", "ArrowRight", "-", "ArrowLeft", "0"):
+        still = wait_for_change(page, still) if page.keyboard.press(key) is None else still
+    page.keyboard.press("0")  # twice in a row would restart the kernel, were JupyterLab listening
+    page.wait_for_timeout(300)
+    assert page.locator(".jp-Dialog").count() == 0
+
+
+def check_hover(page: Any, canvas: Any) -> None:
+    box = canvas.bounding_box()
+    words = page.evaluate(HOVER)
+    assert words, f"nothing to hover over in {box}"
+    assert {"GPU 0 · compute"} <= set(words)
+
+
+HOVER = """() => {
+  // walk over the first GPU's rows until the tip names its compute lane
+  const canvas = document.querySelector('.lab-live canvas'), box = canvas.getBoundingClientRect();
+  const tip = document.querySelector('.lab-tip');
+  for (let y = 2; y < 120; y += 4) for (let x = 140; x < box.width - 70; x += 2) {
+    canvas.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + x, clientY: box.top + y}));
+    if (!tip.hidden && tip.textContent.includes('GPU 0 · compute')) return tip.textContent.split('\\n');
+  }
+  return null;
+}"""
+
+
+def check_text_alternative(page: Any) -> None:
+    label = page.get_attribute(CANVAS, "aria-label")
+    assert "GPU 0, GPU 1, GPU 2, GPU 3, host" in label
+    rows = page.locator(".lab-hidden table tr").all_text_contents()
+    assert any("GPU 3" in row and "communication" in row for row in rows)
+
+
+def check_reopened_without_kernel(
+    page: Any, notebook: Path, output: Any, open_notebook: Callable[..., None]
+) -> None:
+    write(notebook.with_name("later.ipynb"), "gone", [nbformat.from_dict(output)])
+    open_notebook(page, "live/later.ipynb", kernel=False)
+    page.get_by_role("button", name="No Kernel").or_(
+        page.locator(".jp-Dialog button:has-text('No Kernel')")
+    ).first.click()
+    page.wait_for_function(f"document.querySelector('{PICTURE}').naturalWidth > 600")
+    assert "Loading widget" not in page.inner_text(".jp-Notebook")

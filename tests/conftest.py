@@ -1,0 +1,34 @@
+"""What all tests share: no test writes to this user's progress, and where the browser is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+NO_BROWSER = (
+    "there is no Chromium to test with: `apt-get install chromium` on Debian, "
+    "or CHROMIUM=/path/to/chrome"
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_progress() -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LABUTILS_DATA"] = folder
+        yield
+        del os.environ["LABUTILS_DATA"]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Path:
+    """The browser for tests in tests/browser; without one they are skipped, and say so."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.skip(NO_BROWSER)
+    return Path(found)

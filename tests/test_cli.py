@@ -1,0 +1,41 @@
+"""The command line: every registered command loads, and help costs no heavy import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from labutils import cli
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        cli.main([command, "--help"])
+    assert leaving.value.code == 0
+    assert f"labutils {command}" in capsys.readouterr().out
+
+
+def test_no_command_shows_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in cli.COMMANDS)
+
+
+def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(["trian"])
+    assert leaving.value.code == 2
+    assert "trian" in capsys.readouterr().err
+
+
+def test_module_and_exit_code() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "labutils", "run", "/no/such/folder"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "labutils run: There is no notebook at /no/such/folder; name the folder of the labs.\n"
+    )
