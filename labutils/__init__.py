@@ -13,6 +13,7 @@ _HOME = {
     "Span": "trace",
     "Trace": "trace",
     "check": "exercises",
+    "describe": "devices",
     "exercise": "exercises",
     "explore": "live",
     "gpus": "devices",
@@ -49,7 +50,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from labutils import figures, models, virtual
-    from labutils.devices import gpus
+    from labutils.devices import describe, gpus
     from labutils.exercises import check, exercise, hint, progress, solution
     from labutils.live import explore
     from labutils.telemetry import span

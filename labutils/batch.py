@@ -134,6 +134,7 @@ def _execute(path: Path, target: Path, parameters: Mapping[str, Any], timeout_s:
         cwd=str(path.parent),
         progress_bar=sys.stderr.isatty(),
         execution_timeout=timeout_s,
+        extra_arguments=notebooks.KERNEL_ARGUMENTS,
     )
     _demand_complete(executed)
 

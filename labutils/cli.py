@@ -32,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"labutils {arguments.command}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"labutils {arguments.command}: interrupted", file=sys.stderr)
+        return 130
     return int(code)
 
 

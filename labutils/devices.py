@@ -33,3 +33,16 @@ def gpus(
         virtual.disable()
         return [torch.device("cuda", i) for i in range(count)]
     return virtual.enable(count, profile=profile, compute=compute)
+
+
+def describe(devices: list[torch.device]) -> str:
+    """One sentence on what ``devices`` are, and what of their figures is measured."""
+    if devices[0].type != "vgpu":
+        names = {torch.cuda.get_device_name(d) for d in devices}
+        return f"{len(devices)} real GPUs ({', '.join(sorted(names))}): values, memory, time measured"
+    gpu = torch.get_device_module("vgpu").get_device_properties(0)
+    values = "none computed" if virtual.is_phantom() else "exact"
+    return (
+        f"{len(devices)} × {gpu.name} with {gpu.total_memory / 2**30:.1f} GiB each: "
+        f"values {values}, memory counted, time simulated"
+    )

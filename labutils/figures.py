@@ -41,8 +41,8 @@ class TraceFigure(Figure):
 
     description = "figure of a trace"
 
-    def _repr_png_(self) -> bytes:
-        return png(self)
+    def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
+        return png(self), png_metadata(self.description)
 
     def __repr__(self) -> str:
         return f"<{self.description}>"
@@ -93,6 +93,11 @@ def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
+
+
+def png_metadata(description: str) -> dict[str, Any]:
+    """For a notebook: shown at 100 pixels an inch, finer pixels serve sharp screens."""
+    return {"width": round(WIDTH * 100), "alt": description}
 
 
 # -- parts -----------------------------------------------------------------------------------------

@@ -87,11 +87,14 @@ def spans_of(trace: Trace, device: str, lane: str) -> list[Span]:
 
 
 def levels(spans: Sequence[Span]) -> list[int]:
-    """The level of each span (sorted by start): the first that is free when it starts."""
+    """The level of each span (sorted by start): the first that is free when it starts.
+
+    Spans that overlap by less than a nanosecond only touch: such is the rounding of clocks.
+    """
     ends: list[float] = []
     result = []
     for span in spans:
-        level = next((n for n, end in enumerate(ends) if end <= span.start), len(ends))
+        level = next((n for n, end in enumerate(ends) if end < span.start + 1e-9), len(ends))
         ends[level : level + 1] = [span.end]
         result.append(level)
     return result

@@ -1,10 +1,8 @@
 // Draws a trace on a canvas: per device a strip of memory above its lanes, one shared time axis.
-// Python (live.py) sends records in the layout of packing.py; nothing is fetched from elsewhere.
+// The data are in live_store.js; see live.py for what is sent when.
 
-const SPAN = 28, SAMPLE = 20;                       // bytes per record
-const LEFT = 132, RIGHT = 66, BOTTOM = 34, TOP = 6; // margins in CSS pixels
-const MAX_LEVELS = 4, MAX_LABELS = 150;
-const LANES = ["compute", "copy", "communication", "main"];
+const LEFT = 118, RIGHT = 66, BOTTOM = 34, TOP = 6; // margins in CSS pixels
+const MAX_LABELS = 150;
 
 export default () => {
   // One store per widget, not per view: a view that appears late finds everything in it.
@@ -24,143 +22,22 @@ export default () => {
           [model.get("spans"), model.get("samples")],
         );
       } else hello();
+      model.on("change:picture", () => store.clear());
       return () => model.off("msg:custom", onMessage);
     },
-    render({ el }) {
+    render({ model, el }) {
       const view = new View(store, el);
-      return () => view.dispose();
+      const freeze = () => {
+        if (!model.get("picture").byteLength) return;
+        view.dispose();
+        el.replaceChildren(picture(asView(model.get("picture")), store.config.title));
+      };
+      model.on("change:picture", freeze);
+      freeze();
+      return () => { model.off("change:picture", freeze); view.dispose(); };
     },
   };
 };
-
-// -- data -----------------------------------------------------------------------------------------
-
-class Store {
-  constructor(config) {
-    this.config = config;
-    this.texts = [];
-    this.rows = [];            // {device, lane, spans: [{start, end, bytes, kind, name, detail, level}]}
-    this.samples = new Map();  // device -> {time: [], held: [], peak}
-    this.next = { spans: 0, samples: 0 };
-    this.total = 0;
-    this.forgotten = config.left_out || 0;
-    this.now = 0;
-    this.listeners = new Set();
-  }
-
-  counts() {
-    return { ...this.next, texts: this.texts.length, rows: this.rows.length };
-  }
-
-  // Returns false if something before this message has been missed (and can be asked for).
-  add(message, [spans, samples]) {
-    const [firstText, texts] = message.texts, [firstRow, rows] = message.rows;
-    if (firstText > this.texts.length || firstRow > this.rows.length) return this.askOnce();
-    this.texts.push(...texts.slice(this.texts.length - firstText));
-    for (const [device, lane] of rows.slice(this.rows.length - firstRow)) {
-      this.rows.push({ device, lane, spans: [], longest: 0, levels: 1, sorted: true });
-    }
-    this.addSpans(asView(spans), message.spans);
-    this.addSamples(asView(samples), message.samples);
-    this.now = Math.max(this.now, message.now);
-    for (const listener of this.listeners) listener();
-    return true;
-  }
-
-  askOnce() {
-    const now = performance.now();
-    if (now - (this.asked || -1e9) < 2000) return true;
-    this.asked = now;
-    return false;
-  }
-
-  addSpans(data, first) {
-    for (let i = Math.max(0, this.next.spans - first); i < data.byteLength / SPAN; i++) {
-      const at = i * SPAN, start = data.getFloat64(at, true);
-      const span = {
-        start, end: start + data.getFloat32(at + 8, true), bytes: data.getFloat32(at + 12, true),
-        kind: data.getUint8(at + 18), name: this.texts[data.getUint32(at + 20, true)],
-        detail: this.texts[data.getUint32(at + 24, true)], level: 0,
-      };
-      const row = this.rows[data.getUint16(at + 16, true)];
-      row.spans.push(span);
-      row.longest = Math.max(row.longest, span.end - span.start);
-      row.sorted = false;
-      this.now = Math.max(this.now, span.end);
-      this.total++;
-    }
-    this.next.spans = Math.max(this.next.spans, first + data.byteLength / SPAN);
-    if (this.total > this.config.keep * 1.1) this.forget();
-  }
-
-  addSamples(data, first) {
-    for (let i = Math.max(0, this.next.samples - first); i < data.byteLength / SAMPLE; i++) {
-      const at = i * SAMPLE, device = this.rows[data.getUint16(at + 16, true)].device;
-      if (!this.samples.has(device)) this.samples.set(device, { time: [], held: [], peak: 0 });
-      const memory = this.samples.get(device), held = data.getFloat64(at + 8, true);
-      memory.time.push(data.getFloat64(at, true));
-      memory.held.push(held);
-      memory.peak = Math.max(memory.peak, held);
-      const excess = memory.time.length - this.config.keep;
-      if (excess > this.config.keep / 10) {
-        memory.time.splice(0, excess);
-        memory.held.splice(0, excess);
-      }
-    }
-    this.next.samples = Math.max(this.next.samples, first + data.byteLength / SAMPLE);
-  }
-
-  // Drops the oldest spans, so that a long run does not fill the browser's memory.
-  forget() {
-    const starts = Float64Array.from(this.rows.flatMap((row) => row.spans.map((s) => s.start))).sort();
-    const cut = starts[this.total - this.config.keep];
-    let kept = 0;
-    for (const row of this.rows) {
-      row.spans = row.spans.filter((span) => span.start >= cut);
-      kept += row.spans.length;
-    }
-    this.forgotten += this.total - kept;
-    this.total = kept;
-  }
-
-  devices() {
-    const names = [...new Set(this.rows.map((row) => row.device))];
-    return names.sort((a, b) => (a === "host") - (b === "host") || natural(a, b));
-  }
-
-  lanes(device) {
-    const rank = (row) => (LANES.includes(row.lane) ? LANES.indexOf(row.lane) : LANES.length);
-    return this.rows.filter((row) => row.device === device && row.lane)
-      .sort((a, b) => rank(a) - rank(b) || natural(a.lane, b.lane));
-  }
-}
-
-const asView = (b) => (b instanceof DataView ? b : new DataView(b.buffer || b, b.byteOffset || 0, b.byteLength));
-const natural = (a, b) => a.localeCompare(b, "en", { numeric: true });
-
-// The first index whose value is at least x.
-function lowerBound(length, value, x) {
-  let low = 0, high = length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (value(middle) < x) low = middle + 1; else high = middle;
-  }
-  return low;
-}
-
-// Sorts a lane's spans by start and gives each the first level that is free when it starts.
-function arrange(row) {
-  if (row.sorted) return;
-  row.spans.sort((a, b) => a.start - b.start || b.end - a.end);
-  const ends = [];
-  for (const span of row.spans) {
-    const free = ends.findIndex((end) => end <= span.start + 1e-12);
-    span.level = free < 0 ? ends.length : free;
-    ends[span.level] = span.end;
-  }
-  row.levels = Math.min(Math.max(ends.length, 1), MAX_LEVELS);
-  row.sorted = true;
-}
 
 // -- view -----------------------------------------------------------------------------------------
 
@@ -213,7 +90,10 @@ class View {
 
   listen() {
     const { canvas } = this;
-    this.onData = () => { if (!this.paused) this.schedule(); };
+    this.onData = () => {
+      if (!this.paused) this.schedule();
+      this.describe();
+    };
     this.store.listeners.add(this.onData);
     this.resized = new ResizeObserver(() => this.schedule());
     this.resized.observe(this.root);
@@ -293,7 +173,7 @@ class View {
       if (moved) this.show(this.drag.x0 + moved, this.drag.x1 + moved);
       return;
     }
-    const lines = this.describe(e.offsetX, e.offsetY);
+    const lines = this.hovered(e.offsetX, e.offsetY);
     this.tip.hidden = !lines;
     if (!lines) return;
     this.tip.textContent = lines.join("\n");
@@ -303,7 +183,7 @@ class View {
     this.tip.style.top = `${e.offsetY + this.canvas.offsetTop + 14}px`;
   }
 
-  describe(x, y) {
+  hovered(x, y) {
     const band = (this.bands || []).find((b) => y >= b.top && y < b.top + b.height);
     const t = this.time(x);
     if (!band || x < LEFT || x > LEFT + this.plot) return null;
@@ -357,6 +237,7 @@ class View {
     this.drawNow(height);
     this.drawLegend(shown);
     this.tell();
+    this.describe();
   }
 
   colours() {
@@ -558,7 +439,7 @@ class View {
     g.fillStyle = ink.text;
     g.fillText(`▲ ${bytes(peak)}`, x, within ? (top + bottom) / 2 + 3 : top + 5, RIGHT - 8);
     g.fillStyle = ink.faint;
-    if (bottom - top > 30) g.fillText(within ? "0" : capacity ? `of ${bytes(capacity)}` : "0", x, bottom - 4, RIGHT - 8);
+    if (bottom - top > 40) g.fillText(within ? "0" : capacity ? `of ${bytes(capacity)}` : "0", x, bottom - 4, RIGHT - 8);
   }
 
   memoryScale(device) {
@@ -610,12 +491,24 @@ class View {
     this.pause.setAttribute("aria-pressed", String(this.paused));
     const forgotten = store.forgotten ? ` · the oldest ${store.forgotten.toLocaleString("en")} spans are no longer shown` : "";
     this.status.textContent = `drag to pan · ctrl or shift + wheel to zoom · keys: ← → + − 0 space${forgotten}`;
-    const now = performance.now();
+  }
+
+  // In words, for those who do not see the canvas; also while drawing is paused.
+  describe() {
+    const { store } = this, now = performance.now();
     if (now - (this.told || -1e9) < 2000) return; // a screen reader needs no more
     this.told = now;
     this.canvas.setAttribute("aria-label", `${store.config.title}: ${store.devices().join(", ")} over ${duration(store.now)}`);
     this.table.replaceChildren(summary(store));
   }
+}
+
+// What stays of a run that has ended, where only the widget is known.
+function picture(bytes, title) {
+  const image = make("img", "", { alt: `timeline of ${title}`, style: "width: 960px; max-width: 100%" });
+  image.src = URL.createObjectURL(new Blob([bytes], { type: "image/png" }));
+  image.addEventListener("load", () => URL.revokeObjectURL(image.src));
+  return image;
 }
 
 // -- small things ---------------------------------------------------------------------------------
@@ -684,7 +577,7 @@ const STYLE = `
   font: 12px system-ui, sans-serif; padding: 2px 0; }
 .lab-live canvas { display: block; width: 100%; touch-action: pan-y; cursor: grab; }
 .lab-live canvas:active { cursor: grabbing; }
-.lab-live canvas:focus-visible, .lab-live button:focus-visible { outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: 1px; }
+.lab-live canvas:focus-visible, .lab-live button:focus-visible { outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: -2px; }
 .lab-head { display: flex; align-items: center; gap: 8px; margin-bottom: 4px; }
 .lab-head strong { font-size: 13px; }
 .lab-head i { flex: 1; color: var(--jp-ui-font-color2, #6e7781); }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import threading
 import warnings
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -89,14 +90,15 @@ class LiveView:
                 return
             self._closed = True
         self.trace = trace or self._received()
-        if _in_notebook():
-            bundle = {"text/plain": self.text, "image/png": _png(self.trace)}
-            if self._handle is not None:
-                self._handle.update(bundle, raw=True, metadata=_metadata(bundle))
-            else:
-                _display(bundle)
-        if self._widget is not None:
-            self._widget.close()
+        if not _in_notebook():
+            return
+        picture = _png(self.trace)
+        bundle = _picture_bundle(self.text, picture)
+        if self._handle is not None:
+            self._handle.update(bundle, raw=True, metadata=_metadata(bundle))
+            _retire(self._widget, picture)
+        else:
+            _display(bundle)
 
     def picture(self) -> TraceFigure:
         """The static picture: of the finished run, or of what has arrived so far."""
@@ -167,7 +169,7 @@ def explore(trace: Trace) -> None:
     state["tables"] = {"texts": list(tables.texts), "rows": list(tables.rows)}
     config = _config(trace, live=False) | {"left_out": left_out, "duration": trace.duration}
     widget = _widget(config, **state)
-    bundle = {"text/plain": f"timeline: {trace.title}", "image/png": _png(trace)}
+    bundle = _picture_bundle(f"timeline: {trace.title}", _png(trace))
     _display(bundle | (_widget_bundle(widget) if widget is not None else {}))
 
 
@@ -200,11 +202,15 @@ def _widget_class() -> Any:
         return None
 
     class TimelineWidget(anywidget.AnyWidget):
-        _esm = Path(__file__).with_name("live.js").read_text("utf-8")
+        _esm = "".join(
+            Path(__file__).with_name(name).read_text("utf-8")
+            for name in ("live_store.js", "live.js")
+        )
         config = traitlets.Dict().tag(sync=True)
         tables = traitlets.Dict().tag(sync=True)
         spans = traitlets.Bytes(b"").tag(sync=True)
         samples = traitlets.Bytes(b"").tag(sync=True)
+        picture = traitlets.Bytes(b"").tag(sync=True)
 
     return TimelineWidget
 
@@ -233,16 +239,30 @@ def _display(bundle: dict[str, Any]) -> Any:
     return display(bundle, raw=True, display_id=True, metadata=_metadata(bundle))
 
 
-def _png(trace: Trace) -> str:
+def _picture_bundle(text: str, picture: bytes) -> dict[str, Any]:
+    return {"text/plain": text, "image/png": base64.b64encode(picture).decode()}
+
+
+def _png(trace: Trace) -> bytes:
     from labutils import figures
 
-    return base64.b64encode(figures.png(figures.overview(trace))).decode()
+    return figures.png(figures.overview(trace))
 
 
 def _metadata(bundle: dict[str, Any]) -> dict[str, Any]:
-    """Shown at 100 pixels an inch, the picture's finer pixels serve sharp screens."""
     if "image/png" not in bundle:
         return {}
     from labutils import figures
 
-    return {"image/png": {"width": round(figures.WIDTH * 100)}}
+    return {"image/png": figures.png_metadata(bundle["text/plain"])}
+
+
+def _retire(widget: Any, picture: bytes) -> None:
+    """Keep the last widgets a while: a page reloaded during the run only knows the widget."""
+    widget.picture = picture
+    _retired.append(widget)
+    if len(_retired) > 16:
+        _retired.popleft().close()
+
+
+_retired: deque[Any] = deque()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 KERNELSPEC = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+KERNEL_ARGUMENTS = ["--log-level=ERROR"]  # a kernel's warnings are for those who run a server
 CELL_TIMEOUT_S = 600
 
 _WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -94,6 +95,7 @@ def refresh(path: Path, timeout_s: float = CELL_TIMEOUT_S) -> None:
         kernel_name=KERNELSPEC["name"],
         resources={"metadata": {"path": str(path.parent.resolve())}},
         record_timing=False,
+        extra_arguments=KERNEL_ARGUMENTS,
     )
     client.execute()
     clean(notebook, path.parent.resolve())

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from labutils.trace import KINDS, MemorySample, Span
 
-SPAN = struct.Struct("<dffHBxII")
-"""start [s], duration [s], bytes, row, kind, (padding), name, detail."""
+SPAN = struct.Struct("<ddfHBxII")
+"""start [s], end [s], bytes, row, kind, (padding), name, detail."""
 
 SAMPLE = struct.Struct("<ddHxx")
 """time [s], allocated [B], row."""
@@ -54,7 +54,7 @@ def pack_spans(spans: Iterable[Span], tables: Tables) -> bytes:
     """One record per span."""
     pack, text, row, kind = SPAN.pack, tables.text, tables.row, _KIND_NUMBER
     return b"".join([
-        pack(s.start, s.end - s.start, s.bytes, row(s.device, s.lane), kind[s.kind],
+        pack(s.start, s.end, s.bytes, row(s.device, s.lane), kind[s.kind],
              text(s.name), text(s.detail))
         for s in spans
     ])  # fmt: skip
@@ -67,12 +67,12 @@ def pack_samples(samples: Iterable[MemorySample], tables: Tables) -> bytes:
 
 
 def unpack(spans: bytes, samples: bytes, tables: Tables) -> tuple[list[Span], list[MemorySample]]:
-    """Spans and samples again (durations and bytes to seven digits)."""
+    """Spans and samples again (bytes to seven digits)."""
     texts, rows = list(tables.texts), list(tables.rows)
     unpacked = [
-        Span(texts[name], start, start + duration, rows[row][0], rows[row][1], KINDS[kind],
+        Span(texts[name], start, end, rows[row][0], rows[row][1], KINDS[kind],
              int(size), texts[detail])
-        for start, duration, size, row, kind, name, detail in SPAN.iter_unpack(spans)
+        for start, end, size, row, kind, name, detail in SPAN.iter_unpack(spans)
     ]  # fmt: skip
     return unpacked, [
         MemorySample(time, rows[row][0], int(allocated))

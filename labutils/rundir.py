@@ -58,9 +58,13 @@ def rank_file(directory: str, rank: int) -> str:
     return str(Path(directory) / f"rank-{rank}.jsonl")
 
 
-def merge(directory: str) -> Trace:
-    """The measured Trace of a run, also of one that goes on or that crashed."""
-    follower = Follower(directory)
+def merge(directory: str, start_ns: int = 0) -> Trace:
+    """The measured Trace of a run, also of one that goes on or that crashed.
+
+    ``start_ns`` (``time.monotonic_ns``) is its time zero, by default when the directory was made;
+    what ended before is left out.
+    """
+    follower = Follower(directory, start_ns)
     follower.poll()
     return follower.trace
 
@@ -80,14 +84,14 @@ class Follower:
     taken to be one clock; otherwise the trace says how uncertain the order of its ranks is.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, start_ns: int = 0) -> None:
         self.trace = Trace("measured", "")
         self._directory = Path(directory)
         self._files: dict[Path, _File] = {}
         self._start_ns = 0
         with contextlib.suppress(OSError, ValueError, KeyError):
             facts = json.loads((self._directory / "run.json").read_text())
-            self.trace.title, self._start_ns = facts["title"], facts["start_ns"]
+            self.trace.title, self._start_ns = facts["title"], start_ns or facts["start_ns"]
 
     def poll(self) -> tuple[list[Span], list[MemorySample]]:
         """What is new since the last call; it is in :attr:`trace` as well."""
@@ -106,21 +110,19 @@ class Follower:
         """Seconds since the run's start."""
         return (time.monotonic_ns() - self._start_ns) * 1e-9
 
-    def _take(
-        self, file: _File, line: Any, spans: list[Span], memory: list[MemorySample]
-    ) -> None:
+    def _take(self, file: _File, line: Any, spans: list[Span], memory: list[MemorySample]) -> None:
         if isinstance(line, dict):
             self._facts(file, line)
             return
         device = file.header.get("device", file.path.stem)
-        if len(line) == 2:
+        if len(line) == 2 and self._seconds(file, line[0]) >= 0:
             memory.append(MemorySample(self._seconds(file, line[0]), device, line[1]))
-        elif len(line) == 7:
+        elif len(line) == 7 and self._seconds(file, line[1]) >= 0:
             first, last, name, kind, lane, nbytes, detail = line
+            begin = max(0.0, self._seconds(file, first))
             spans.append(
-                Span(name, self._seconds(file, first), self._seconds(file, last), device, lane,
-                     kind, nbytes, detail)
-            )  # fmt: skip
+                Span(name, begin, self._seconds(file, last), device, lane, kind, nbytes, detail)
+            )
 
     def _facts(self, file: _File, facts: dict[str, Any]) -> None:
         self.trace.dropped += facts.get("dropped", 0)
@@ -140,7 +142,7 @@ class Follower:
         offset, error = file.header.get("offset_ns", 0), file.header.get("error_ns", 0)
         if abs(offset) <= error:
             offset = 0
-        return max(0, moment_ns + offset - self._start_ns) * 1e-9
+        return float(moment_ns + offset - self._start_ns) * 1e-9
 
 
 def clock_offset(exchanges: list[tuple[int, int, int]]) -> tuple[int, int]:

@@ -85,16 +85,33 @@ def record(
         _recorder.add(name, kind, lane, start, _recorder.clock.mark(), nbytes, detail)
 
 
-def start(path: str, rank: int, device: torch.device, offset_ns: int = 0, error_ns: int = 0) -> None:
+def start(
+    path: str, rank: int, device: torch.device, offset_ns: int = 0, error_ns: int = 0
+) -> None:
     """Record this process's spans, calls and memory into the file ``path`` from now on.
 
     ``offset_ns`` is to be added to this host's clock to get the notebook's, which is known to
     within ``error_ns`` nanoseconds.
     """
     global _recorder
+    if _recorder is not None and _recorder.path == path:
+        return
     stop()
     _recorder = Recorder(path, rank, device, offset_ns, error_ns)
     add_sink(_recorder)
+
+
+def rest() -> None:
+    """Between two runs: write what there is, and take no samples until :func:`resume`."""
+    if _recorder is not None:
+        _recorder.flush()
+        _recorder.active.clear()
+
+
+def resume() -> None:
+    """Take samples again."""
+    if _recorder is not None:
+        _recorder.active.set()
 
 
 def stop() -> None:
@@ -148,18 +165,18 @@ class CudaClock(HostClock):
         if isinstance(moment, int):  # of the host: time spent waiting for other ranks
             return moment
         time_ns = self.base_ns + round(self.base.elapsed_time(moment) * 1e6)
-        if time_ns - self.base_ns > 10**9:  # elapsed times are float32 milliseconds: keep them small
+        if time_ns - self.base_ns > 10**9:  # float32 milliseconds are exact while small
             self.base, self.base_ns = moment, time_ns
         return time_ns
 
 
 class Recorder:
-    """Writes one rank's file.  A full disk loses lines, which are counted, and never fails a run."""
+    """Writes one rank's file.  A full disk loses lines (they are counted), never a run."""
 
     def __init__(
         self, path: str, rank: int, device: torch.device, offset_ns: int, error_ns: int
     ) -> None:
-        self.rank, self.dropped = rank, 0
+        self.path, self.rank, self.dropped = path, rank, 0
         self._offset_ns, self._error_ns = offset_ns, error_ns
         self._pending: deque[tuple[Any, ...]] = deque()
         self._lock = threading.Lock()
@@ -169,7 +186,9 @@ class Recorder:
         except OSError:
             self._fd = -1
         self.introduce(device)
-        self._stop = threading.Event()
+        self.active = threading.Event()
+        self.active.set()
+        self._closing = False
         self._thread = threading.Thread(target=self._sample_for_ever, name="telemetry", daemon=True)
         self._thread.start()
 
@@ -214,7 +233,8 @@ class Recorder:
         self._write([self._sampled, memory_of(self.device)])
 
     def close(self) -> None:
-        self._stop.set()
+        self._closing = True
+        self.active.set()
         self.sample()
         if self.device.type == "cuda" and self._pending:
             with contextlib.suppress(RuntimeError):
@@ -240,12 +260,11 @@ class Recorder:
             self.dropped += 1
 
     def _sample_for_ever(self) -> None:
-        pause = 0.0
-        while not self._stop.wait(pause):
+        while self.active.wait() and not self._closing:
             before = time.monotonic()
             self.flush()
             self.sample()
-            pause = max(SAMPLE_S, 300 * (time.monotonic() - before))
+            time.sleep(max(SAMPLE_S, 300 * (time.monotonic() - before)))
 
 
 def row_of(rank: int, device: torch.device) -> str:
@@ -261,7 +280,7 @@ def hardware_of(device: torch.device) -> str:
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes that this process holds: on its GPU (real or virtual), or of its own on the CPU (USS)."""
+    """Bytes that this process holds: on its GPU, real or virtual, or alone on the CPU (USS)."""
     if device.type == "cpu":
         return _unique_memory()
     module = getattr(torch, device.type)

@@ -48,8 +48,9 @@ class Source(Protocol):
 class Watch:
     """A block of code that is watched; see :func:`watch`."""
 
-    def __init__(self, title: str, source: Source) -> None:
+    def __init__(self, title: str, source: Source, show: bool = True) -> None:
         self.title = title
+        self._show = show
         self.trace = Trace(source.kind, source.hardware, title)
         """What happened; complete once the block has ended."""
         self._source = source
@@ -60,7 +61,8 @@ class Watch:
         source = self._source
         source.start()
         self._view = LiveView(self.title, source.rows, source.capacity, source.kind, source.hardware)
-        self._view.show()
+        if self._show:
+            self._view.show()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="watch", daemon=True)
         self._thread.start()
@@ -78,7 +80,8 @@ class Watch:
         self.trace.title = self.title
         if error is not None:
             self.trace.notes.append(f"ended by {type(error).__name__}")
-        self._view.close(self.trace)
+        if self._show:
+            self._view.close(self.trace)
 
     def picture(self) -> TraceFigure:
         """The static picture of the trace, as a matplotlib figure."""
@@ -97,16 +100,17 @@ class Watch:
                 self._view.update(new_spans, new_samples, now)
 
 
-def watch(title: str = "run") -> Watch:
+def watch(title: str = "run", *, show: bool = True) -> Watch:
     """Watch the GPUs while a block runs::
 
         with lab.watch("one step") as w:
             train_step()
         w.trace.save("step.json")
 
-    In a notebook the live view is drawn meanwhile, and a picture stays in its place.
+    In a notebook the live view is drawn meanwhile, and a picture stays in its place; with
+    ``show=False`` only the trace is kept.
     """
-    return Watch(title, _source())
+    return Watch(title, _source(), show)
 
 
 def _source() -> Source:

@@ -31,6 +31,15 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "trian" in capsys.readouterr().err
 
 
+def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("labutils.doctor.main", interrupt)
+    assert cli.main(["doctor"]) == 130
+    assert capsys.readouterr().err == "labutils doctor: interrupted\n"
+
+
 def test_module_and_exit_code() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "labutils", "run", "/no/such/folder"], capture_output=True, text=True

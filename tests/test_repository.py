@@ -119,12 +119,31 @@ def test_binder_gets_the_cpu_build_and_labutils() -> None:
     install = next(line for line in script.splitlines() if "pip install" in line)
     assert "--no-deps" in install, "or pip would put its own build of PyTorch over conda's"
     assert install.endswith(" .")
-    assert "/lab/tree/labs" in script
     assert not (ROOT / "binder" / "requirements.txt").exists(), "repo2docker would install it too"
 
 
+def test_binder_starts_in_the_labs(tmp_path: Path) -> None:
+    for command in ("jupyter-lab", "echo"):
+        fake = tmp_path / command
+        fake.write_text('#!/bin/sh\necho "$@"\n')
+        fake.chmod(0o755)
+    start = [str(ROOT / "binder" / "start")]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+
+    def shown(*command: str) -> str:
+        done = subprocess.run(
+            [*start, *command], env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    served = shown("jupyter-lab", "--ip", "0.0.0.0")
+    assert served.startswith("--ip 0.0.0.0 ")
+    assert "--LabApp.default_url=/lab/tree/labs" in served
+    assert shown("echo", "two words") == "two words\n"
+
+
 def test_scripts_can_be_run() -> None:
-    for name in (".ci/run", "binder/postBuild"):
+    for name in (".ci/run", "binder/postBuild", "binder/start"):
         path = ROOT / name
         assert path.stat().st_mode & 0o111 == 0o111, f"{name} is not executable"
         first, *rest = path.read_text().splitlines()
@@ -150,6 +169,19 @@ def test_no_file_names_a_registry() -> None:
         found = [host for host in hosts if host.encode() in content]
         assert not found, f"{name} names {found}"
         assert name == "tests/test_repository.py" or not options.search(content), name
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert "LICENSE" in targets
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_the_readme_maps_the_labs() -> None:
+    mapped = re.findall(
+        r"^\| \[`(\w+)`\]\(labs/\1\.ipynb\)", (ROOT / "README.md").read_text(), re.M
+    )
+    assert mapped == sorted(path.stem for path in (ROOT / "labs").glob("*.ipynb"))
 
 
 def test_the_package_carries_its_data() -> None:

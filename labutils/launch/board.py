@@ -20,11 +20,12 @@ from typing import NamedTuple
 GROUPS = 32
 """Process groups whose calls can be compared (by number of creation)."""
 
-RUNNING, FINISHED, ABSENT = 1, 2, 3
-"""States of a rank: running its function, finished it, not taking part in this cell."""
+RUNNING, FINISHED, ABSENT, FAILED = 1, 2, 3, 4
+"""States of a rank: running its function, finished it, not taking part in this cell, failed."""
 
 _ENTRY = 512
 _KEY = struct.Struct("<QIHxx")  # key, checksum, length
+_NUMBER, _CHECK = struct.Struct("<Q"), struct.Struct("<IH")
 _ROOM = _ENTRY - _KEY.size
 _STATE = struct.Struct("<QQQ")  # state, progress, time of the last progress in ns
 _LAST = 64  # where the last call's entry begins, after the state
@@ -38,10 +39,11 @@ class Last(NamedTuple):
     text: str
     """E.g. ``all_reduce #4 of float32 (4,), sum``."""
     where: str
-    """``file:line`` of the user's call."""
+    """``file, line n`` of the user's call."""
     since: int
     """When it was called, in ns of ``time.monotonic_ns``."""
-    done: bool
+    state: str
+    """"waiting" for it, "issued" (asynchronous, not known to be complete) or "done"."""
 
 
 class Board:
@@ -71,7 +73,7 @@ class Board:
     def set_state(self, state: int, rank: int | None = None) -> None:
         """Say what ``rank`` (by default this process's) is doing."""
         base = self._base if rank is None else rank * _RANK
-        struct.pack_into("<Q", self._map, base, state)
+        _NUMBER.pack_into(self._map, base, state)
 
     def state(self, rank: int) -> int:
         return int(_STATE.unpack_from(self._map, rank * _RANK)[0])
@@ -87,7 +89,7 @@ class Board:
 
     def set_last(self, last: Last) -> None:
         """Note this rank's last call."""
-        text = f"{last.text}\0{last.where}\0{last.since}\0{int(last.done)}"
+        text = f"{last.text}\0{last.where}\0{last.since}\0{last.state}"
         self._write(self._base + _LAST, last.since | 1, text.encode())
 
     def last(self, rank: int) -> Last | None:
@@ -97,7 +99,7 @@ class Board:
             if data is not None:
                 parts = data[1].decode(errors="replace").split("\0")
                 if len(parts) == 4:
-                    return Last(parts[0], parts[1], int(parts[2]), parts[3] == "1")
+                    return Last(parts[0], parts[1], int(parts[2]), parts[3])
         return None
 
     def forget(self, rank: int) -> None:
@@ -117,9 +119,10 @@ class Board:
     def _write(self, offset: int, key: int, payload: bytes) -> None:
         payload = payload[:_ROOM]
         body = offset + _KEY.size
-        struct.pack_into("<Q", self._map, offset, 0)
+        _NUMBER.pack_into(self._map, offset, 0)
         self._map[body : body + len(payload)] = payload
-        _KEY.pack_into(self._map, offset, key, zlib.crc32(payload), len(payload))
+        _CHECK.pack_into(self._map, offset + _NUMBER.size, zlib.crc32(payload), len(payload))
+        _NUMBER.pack_into(self._map, offset, key)  # last: from now on the entry counts
 
     def _read(self, offset: int, key: int | None = None) -> tuple[int, bytes] | None:
         found, checksum, length = _KEY.unpack_from(self._map, offset)
@@ -127,10 +130,8 @@ class Board:
             return None
         body = offset + _KEY.size
         payload = bytes(self._map[body : body + length])
-        intact = zlib.crc32(payload) == checksum and self._map[offset : offset + 8] == struct.pack(
-            "<Q", found
-        )
-        return (found, payload) if intact else None
+        unchanged = _NUMBER.unpack_from(self._map, offset)[0] == found
+        return (found, payload) if unchanged and zlib.crc32(payload) == checksum else None
 
 
 def _call_offset(group: int, key: int) -> int:

@@ -1,4 +1,4 @@
-"""What a call of torch.distributed is about: operation, tensors, group, root, and the user's line."""
+"""What a call of torch.distributed is about: operation, tensors, group, root, user's line."""
 
 from __future__ import annotations
 
@@ -76,6 +76,7 @@ class Call:
     peer: bool
     comparable: str
     """What must be equal on all ranks."""
+    asynchronous: bool = False
     where: str = ""
     chain: int = 0
     """Checksum of the user's lines from the call outwards."""
@@ -85,7 +86,9 @@ class Call:
     @property
     def text(self) -> str:
         """E.g. ``all_reduce #4 of float32 (4,), sum``."""
-        return f"{self.op} #{self.sequence}{self.detail}" if self.sequence else self.op + self.detail
+        return (
+            f"{self.op} #{self.sequence}{self.detail}" if self.sequence else self.op + self.detail
+        )
 
     @property
     def detail(self) -> str:
@@ -114,6 +117,7 @@ def describe(op: str, arguments: dict[str, Any]) -> Call | None:
     call = Call(
         op, group.group_name, members, f"{dtype} {shape}".strip(), reduction, root,
         sum(t.numel() * t.element_size() for t in payload), peer, "\x1f".join(agreed),
+        bool(arguments.get("async_op")) or op in ("isend", "irecv"),
     )  # fmt: skip
     call.trail = user_lines(sys._getframe(2))
     call.where = call.trail[0] if call.trail else ""
@@ -153,17 +157,17 @@ def _root(side: str, arguments: dict[str, Any], group: Any) -> int:
 def is_users(filename: str) -> bool:
     """Whether a frame of this file is the user's: not torch's, not ours, not Python's own."""
     return not (
-        filename.startswith((_PACKAGE, _TORCH, _STDLIB, "<frozen "))
+        filename.startswith((_PACKAGE, _TORCH, _STDLIB, "<frozen ", "<string>"))
         or "site-packages" in filename
     )
 
 
 def user_lines(frame: FrameType | None, limit: int = 8) -> list[str]:
-    """``file:line`` of the user's frames, from the innermost outwards."""
+    """``file, line n`` of the user's frames, from the innermost outwards."""
     lines: list[str] = []
     while frame is not None and len(lines) < limit:
         filename = frame.f_code.co_filename
         if is_users(filename):
-            lines.append(f"{filename}:{frame.f_lineno}")
+            lines.append(f"{filename}, line {frame.f_lineno}")
         frame = frame.f_back
     return lines

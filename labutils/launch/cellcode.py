@@ -1,4 +1,4 @@
-"""Running a cell's text in a namespace, with the value of its last expression as a notebook shows it."""
+"""Running a cell's text in a namespace; the value of its last expression as notebooks show it."""
 
 from __future__ import annotations
 

@@ -11,12 +11,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from labutils.launch.board import FINISHED, GROUPS, RUNNING, Board
+from labutils.launch.board import ABSENT, FAILED, FINISHED, GROUPS, Board
 from labutils.launch.calls import Call
+
+
+_PLACES = 3  # lines of the user's that are shown of a call: its own, and its callers'
 
 
 class CollectiveMismatch(RuntimeError):
     """Ranks call different collectives, or one of them will not call at all."""
+
+
+class PeerFailed(RuntimeError):
+    """A collective cannot be made because another rank has failed."""
+
+    secondary = True
 
 
 class Checker:
@@ -38,32 +47,33 @@ class Checker:
         """
         if not call.group.isdigit() or int(call.group) >= GROUPS or len(call.members) < 2:
             return 0.0
-        group, key = int(call.group), (self.epoch << 32) | call.sequence
-        mine = f"{call.comparable}\0{call.chain}\0{call.text}\0{call.where}".encode()
-        self.board.post(group, key, mine)
         start = time.monotonic()
-        posted = {self.rank: mine.decode().split("\0")}
-        waiting = [rank for rank in call.members if rank != self.rank]
-        spins = 0
-        while waiting:
-            for rank in waiting:
-                data = self.board.posted(rank, group, key)
-                if data is not None:
-                    posted[rank] = data.decode(errors="replace").split("\0")
-                elif self.board.state(rank) != RUNNING:
-                    # It may have posted and finished since we looked.
-                    data = self.board.posted(rank, group, key)
-                    if data is None:
-                        raise CollectiveMismatch(self._never(call, rank))
-                    posted[rank] = data.decode(errors="replace").split("\0")
-            waiting = [rank for rank in waiting if rank not in posted]
+        group, key = int(call.group), (self.epoch << 32) | call.sequence
+        mine = (call.comparable, str(call.chain), call.text, *call.trail[:_PLACES])
+        self.board.post(group, key, "\0".join(mine).encode())
+        posted, spins = {self.rank: list(mine)}, 0
+        while missing := [rank for rank in call.members if rank not in posted]:
+            for rank in missing:
+                self._look(call, rank, group, key, posted)
             if len({fields[0] for fields in posted.values()}) > 1:
                 raise CollectiveMismatch(_disagreement(posted, len(call.members)))
             spins += 1
-            if waiting:
-                time.sleep(0 if spins < 50 else 1e-4 if spins < 2000 else 1e-3)
-        self._lines(call, posted)
+            # First only let the others run; who waits for long should cost them nothing.
+            time.sleep(0 if spins < 50 else 1e-4 if spins < 2000 else 1e-3)
+        self._compare_lines(call, posted)
         return time.monotonic() - start
+
+    def _look(
+        self, call: Call, rank: int, group: int, key: int, posted: dict[int, list[str]]
+    ) -> None:
+        state = self.board.state(rank)  # read first: it may post and finish while we look
+        data = self.board.posted(rank, group, key)
+        if data is not None:
+            posted[rank] = data.decode(errors="replace").split("\0")
+        elif state == FAILED:
+            raise PeerFailed(f"{call.text} at {call.where} waited for rank {rank}")
+        elif state in (FINISHED, ABSENT):
+            raise CollectiveMismatch(self._never(call, rank))
 
     def _never(self, call: Call, rank: int) -> str:
         state = self.board.state(rank)
@@ -76,7 +86,7 @@ class Checker:
             "every rank of the group must make the call."
         )
 
-    def _lines(self, call: Call, posted: dict[int, list[str]]) -> None:
+    def _compare_lines(self, call: Call, posted: dict[int, list[str]]) -> None:
         """Warn when the same call comes from different lines."""
         if call.op in ("barrier", "monitored_barrier"):
             return
@@ -84,7 +94,7 @@ class Checker:
         alike = {r: fields for r, fields in posted.items() if r != call.root}
         if len({fields[1] for fields in alike.values()}) < 2 or self.rank != min(alike):
             return
-        places = tuple(sorted({fields[3] for fields in alike.values()}))
+        places = tuple(sorted({fields[1] for fields in alike.values()}))
         if places in self.seen:
             return
         self.seen.add(places)
@@ -101,6 +111,10 @@ def _disagreement(posted: dict[int, list[str]], size: int) -> str:
 
 def _table(posted: dict[int, list[str]]) -> str:
     width = max(len(fields[2]) for fields in posted.values())
-    return "\n".join(
-        f"  rank {rank}: {fields[2]:<{width}}  at {fields[3]}" for rank, fields in sorted(posted.items())
-    )
+    # Where the ranks call from the same line, the callers of that line tell them apart.
+    alike = len({tuple(fields[3:4]) for fields in posted.values()}) == 1
+    lines = []
+    for rank, (_, _, text, *places) in sorted(posted.items()):
+        where = ", called from ".join(places if alike else places[:1]) or "torch"
+        lines.append(f"  rank {rank}: {text:<{width}}  at {where}")
+    return "\n".join(lines)

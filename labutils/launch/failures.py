@@ -27,7 +27,9 @@ def describe_exception(error: BaseException, depth: int = 4) -> dict[str, Any]:
         "notes": [str(note) for note in getattr(error, "__notes__", ())],
         "cause": describe_exception(cause, depth - 1) if cause is not None and depth else None,
         "secondary": is_secondary(error),
-        "syntax": "".join(summary.format_exception_only()) if isinstance(error, SyntaxError) else "",
+        "syntax": "".join(summary.format_exception_only())
+        if isinstance(error, SyntaxError)
+        else "",
     }
 
 
@@ -42,5 +44,7 @@ def _message(error: BaseException) -> str:
 
 def is_secondary(error: BaseException) -> bool:
     """Whether the error usually means that *another* rank has failed."""
+    if getattr(error, "secondary", False):
+        return True
     network = isinstance(error, RuntimeError | ConnectionError | TimeoutError)
     return network and bool(SECONDARY.search(str(error)))

@@ -39,7 +39,7 @@ def recorded_device() -> torch.device:
 
 
 def rank_device(local_rank: int, gpus: int, ranks: int, virtual: dict[str, Any]) -> torch.device:
-    """``cuda:i`` when there are enough GPUs for the ``ranks`` of this node, else virtual, else CPU."""
+    """``cuda:i`` when there is a GPU for each of the node's ``ranks``, else virtual, else CPU."""
     if gpus >= ranks:
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
@@ -59,7 +59,9 @@ def choose_device(config: dict[str, Any]) -> torch.device:
     global _device, _recorded
     local_rank, ranks = config["local_rank"], config["local_world_size"]
     _device = rank_device(local_rank, config["gpus"], ranks, config["virtual"])
-    _recorded = _device if config["virtual_in_use"] or _device.type == "cuda" else torch.device("cpu")
+    _recorded = (
+        _device if config["virtual_in_use"] or _device.type == "cuda" else torch.device("cpu")
+    )
     return _device
 
 
@@ -69,12 +71,18 @@ def install(config: dict[str, Any]) -> None:
     original = original or distributed_c10d.init_process_group
 
     @functools.wraps(original)
-    def init_process_group(backend: Any = None, init_method: Any = None, *args: Any, **more: Any) -> None:
+    def init_process_group(
+        backend: Any = None, init_method: Any = None, *args: Any, **more: Any
+    ) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
         elsewhere = args or more.get("store") or init_method not in (None, "env://")
         if not elsewhere:
-            more |= {"store": _fresh_store(), "rank": config["rank"], "world_size": config["world_size"]}
+            more |= {
+                "store": _fresh_store(),
+                "rank": config["rank"],
+                "world_size": config["world_size"],
+            }
             init_method = None
         original(_backend(backend, config["backend"]), init_method, *args, **more)
 

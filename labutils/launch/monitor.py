@@ -56,7 +56,7 @@ class Monitor:
             self.counts[key] += 1
             call.sequence = self.counts[key]
             self._newest = call
-        self._say(call, done=False)
+        self._say(call, "issued" if call.asynchronous else "waiting")
         if check and self.checked and self.checker and not call.peer:
             start = time.monotonic_ns()
             if self.checker.compare(call) > _WORTH_SHOWING_S:
@@ -69,23 +69,24 @@ class Monitor:
             call.op, "communication", mark, lane="communication", nbytes=call.nbytes,
             detail=f"{call.detail.removeprefix(' of ')}, group of {len(call.members)}".lstrip(", "),
         )  # fmt: skip
-        self._say(call, done=True)
+        self._say(call, "done")
 
-    def _say(self, call: Call, done: bool) -> None:
+    def _say(self, call: Call, state: str) -> None:
         if self.board is None:
             return
         with self._lock:
             if call is self._newest:
-                self.board.set_last(Last(call.text, call.where, time.monotonic_ns(), done))
-            if done:
+                self.board.set_last(Last(call.text, call.where, time.monotonic_ns(), state))
+            if state == "done":
                 self.board.advance()
 
 
 def _series(call: Call) -> str:
     """What is counted together.  A send and the receive that answers it count under one name."""
     if call.peer:
-        return f"{call.op} {call.root}"
-    return call.group if call.comparable else f"{call.group} buckets"
+        return f"{call.op.lstrip('i')} {call.root}"
+    buckets = "" if call.comparable else " buckets"
+    return f"{call.group} {','.join(map(str, call.members))}{buckets}"
 
 
 _monitor: Monitor | None = None
@@ -203,7 +204,7 @@ def _timed_hook(module: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
             f"all_reduce of bucket {bucket.index()}", module.process_group.group_name,
             tuple(dist.get_process_group_ranks(module.process_group)),
             str(buffer.dtype).removeprefix("torch.") + f" {tuple(buffer.shape)}", "", -1,
-            buffer.numel() * buffer.element_size(), False, "", "DistributedDataParallel",
+            buffer.numel() * buffer.element_size(), False, "", True, "DistributedDataParallel",
         )  # fmt: skip
         monitor.inside.call = True
         try:

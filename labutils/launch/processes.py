@@ -25,6 +25,8 @@ class Process(Protocol):
 
     channel: Channel
     output: socket.socket
+    pid: int
+    """Its process id; 0 until it has said hello."""
 
     def exit_code(self) -> int | None:
         """None while it lives; else its exit code, negative for a signal."""
@@ -64,11 +66,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def python(module: str, *arguments: object) -> list[str]:
-    """Command that runs ``module.main()`` with this process's import path, whatever the folder."""
+def python(target: str, *arguments: object) -> list[str]:
+    """Command that runs ``module:function`` with this process's import path."""
+    module, _, function = target.partition(":")
     start = (
         "import sys; n = int(sys.argv.pop(1)); sys.path[:] = sys.argv[1:n + 1]; "
-        f"del sys.argv[1:n + 1]; from {module} import main; main()"
+        f"del sys.argv[1:n + 1]; from {module} import {function}; {function}()"
     )
     return [sys.executable, "-c", start, str(len(sys.path)), *sys.path, *map(str, arguments)]
 
@@ -82,10 +85,10 @@ class ForkServer:
     """The notebook's connection to its fork server."""
 
     def __init__(self) -> None:
-        self._log: IO[bytes] = tempfile.TemporaryFile()
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the server
         self._requests, theirs = socket_pair()
         self._process = subprocess.Popen(
-            python("labutils.launch.server", theirs.fileno(), os.getpid()),
+            python("labutils.launch.server:main", theirs.fileno(), os.getpid()),
             pass_fds=[theirs.fileno()], start_new_session=True, env=quiet_environment(),
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT,
         )  # fmt: skip
@@ -139,7 +142,7 @@ class ForkedProcess:
     """A rank forked from the server."""
 
     def __init__(self) -> None:
-        self.server = fork_server()
+        self.server, self.pid = fork_server(), 0
         pairs = [socket_pair() for _ in range(3)]
         self.server.fork(*(theirs for _, theirs in pairs))
         for _, theirs in pairs:
@@ -183,17 +186,18 @@ class SpawnedProcess:
             numbers = [end.fileno() for end in ends]
             more |= {"pass_fds": numbers, "start_new_session": True}
         self._process = subprocess.Popen(
-            python("labutils.launch.spawned", *numbers), stdin=subprocess.PIPE,
+            python("labutils.launch.spawned:main", *numbers), stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=quiet_environment(), **more,
         )  # fmt: skip
         assert self._process.stdin is not None
         if sys.platform == "win32":
             for end in ends:
-                self._process.stdin.write(end.share(self._process.pid))
+                handle = end.share(self._process.pid)
+                self._process.stdin.write(len(handle).to_bytes(4, "big") + handle)
         self._process.stdin.close()
         for end in ends:
             end.close()
-        self.channel, self.output = Channel(channel), output
+        self.channel, self.output, self.pid = Channel(channel), output, self._process.pid
 
     def exit_code(self) -> int | None:
         return self._process.poll()
@@ -211,6 +215,9 @@ class SpawnedProcess:
         self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
+        if hasattr(os, "killpg"):  # workers that a crashed rank has left
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self.output.close()
         self.channel.close()
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from labutils import telemetry
 from labutils.launch import cellcode, group, monitor
-from labutils.launch.board import ABSENT, FINISHED, RUNNING, Board
+from labutils.launch.board import ABSENT, FAILED, FINISHED, RUNNING, Board
 from labutils.launch.failures import describe_exception
 from labutils.launch.wire import Channel, Packed, pack
 
@@ -76,10 +76,7 @@ class Rank:
             work = {"call": self._call, "cell": self._cell, "script": self._script,
                     "put": self._put, "get": self._get}[kind]  # fmt: skip
             self._work(work, options, packed)
-            telemetry.stop()
-            # The work's frames are gone: what they held goes now, not in the midst of the next run.
-            if kind in ("call", "cell"):
-                gc.collect()
+            telemetry.rest()
 
     def _work(self, work: Any, *arguments: Any) -> None:
         """Do what was asked, and answer "done" with a value or "error" with what is known of it."""
@@ -88,11 +85,12 @@ class Rank:
             reply = work(*arguments)
             self.busy = False
             answer: tuple[Any, ...] = ("done", time.monotonic_ns(), self._counts())
+            self.mark_state(FINISHED)
         except BaseException as error:
             self.busy = False
             self.failed, reply = True, None
             answer = ("error", time.monotonic_ns(), self._counts(), describe_exception(error))
-        self.mark_state(FINISHED)
+            self.mark_state(FAILED)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -125,6 +123,8 @@ class Rank:
         if config["group"]:
             dist.init_process_group()
         self.clock = config["clock"]
+        if self.board is not None:
+            telemetry.add_sink(_Progress(self.board))
         names = {"rank": self.rank, "world_size": config["world_size"], "torch": torch,
                  "dist": dist, "device": self.device, "lab": sys.modules["labutils"]}  # fmt: skip
         self.namespace.update(names)
@@ -142,6 +142,7 @@ class Rank:
         self.mark_state(RUNNING)
         if options["record"]:
             telemetry.start(options["record"], self.rank, group.recorded_device(), *self.clock)
+        telemetry.resume()
 
     def _call(self, options: dict[str, Any], packed: Packed) -> Packed:
         function, args, kwargs = packed.load()
@@ -175,7 +176,7 @@ class Rank:
     def _get(self, options: dict[str, Any], packed: Packed) -> Packed:
         missing = [name for name in options["names"] if name not in self.namespace]
         if missing:
-            raise NameError(f"rank {self.rank} has no variable named {', '.join(missing)}.")
+            raise NameError(f"there is no variable named {', '.join(missing)} here")
         return pack({name: self.namespace[name] for name in options["names"]})
 
     def _warn(self, text: str) -> None:
@@ -221,6 +222,7 @@ class Rank:
         go first.  The notebook ends this process if even so it takes too long.
         """
         self.mark_state(FINISHED)
+        telemetry.stop()
         self.namespace.clear()
         gc.collect()
         with contextlib.suppress(Exception):
@@ -231,6 +233,19 @@ class Rank:
         with contextlib.suppress(Exception):
             multiprocessing.util._exit_function()  # type: ignore[attr-defined]
         return 1 if self.failed else 0
+
+
+class _Progress:
+    """Lets the notebook see that a rank gets on, span by span."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+
+    def begin(self, name: str, kind: str) -> None:
+        self.board.advance()
+
+    def end(self, token: Any) -> None:
+        self.board.advance()
 
 
 def apply_environment(config: dict[str, Any]) -> None:

@@ -10,10 +10,15 @@ import sys
 def main() -> None:
     """``spawned CHANNEL_FD OUTPUT_FD``: be the rank behind these two sockets."""
     if sys.platform == "win32":  # shared handles come through standard input
-        channel, output = (socket.fromshare(sys.stdin.buffer.read(372)) for _ in range(2))
+        channel, output = (_shared() for _ in range(2))
     else:
         channel, output = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     _be_rank(channel, output)
+
+
+def _shared() -> socket.socket:
+    length = int.from_bytes(sys.stdin.buffer.read(4), "big")
+    return socket.fromshare(sys.stdin.buffer.read(length))  # type: ignore[attr-defined,no-any-return]
 
 
 def connect() -> None:

@@ -13,6 +13,7 @@ import pickle
 import socket
 import struct
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 
 _HEADER = struct.Struct("!QI")  # bytes of the tuple, number of parts that follow
 _LENGTH = struct.Struct("!Q")
+_LARGE = 64 << 20  # bytes from which on it is looked whether there is room
 _IN_BAND = 64 * 1024  # smaller buffers are copied into the pickle: fewer parts
 
 
@@ -60,7 +62,9 @@ def pack(value: Any) -> Packed:
     return Packed([stream.getbuffer(), *buffers])
 
 
-def pack_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Packed:
+def pack_call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Packed:
     """Pack a call; raises :class:`CannotSend` that names what in it cannot travel."""
     try:
         return pack((function, args, kwargs))
@@ -95,7 +99,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             plain = type(obj) in (torch.Tensor, torch.nn.Parameter)
             if obj.device.type not in ("cpu", "meta") or (plain and obj.device.type == "cpu"):
                 return _rebuild, _as_bytes(obj)
+        if isinstance(obj, types.CodeType):
+            # cloudpickle forgets the file, which every report and traceback needs.
+            make, parts, *_ = self.dispatch_table[types.CodeType](obj)
+            return _code, (make, parts, obj.co_filename)
         return super().reducer_override(obj)
+
+
+def _code(make: Callable[..., Any], parts: tuple[Any, ...], filename: str) -> Any:
+    return make(*parts).replace(co_filename=filename)
 
 
 def _as_bytes(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -116,7 +128,11 @@ def _rebuild(
     else:  # small buffers come inside the pickle, as bytes, which a tensor must not write to
         raw = bytearray(raw) if memoryview(raw).readonly else raw
         tensor = torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(shape)
-    return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
+    return (
+        torch.nn.Parameter(tensor, requires_grad)
+        if parameter
+        else tensor.requires_grad_(requires_grad)
+    )
 
 
 class Channel:
@@ -139,10 +155,19 @@ class Channel:
             for part in parts:
                 self.sock.sendall(part)
 
-    def recv(self) -> tuple[tuple[Any, ...], Packed]:
-        """The next message; raises EOFError when the other end is gone."""
+    def recv(self, room: Callable[[], int] | None = None) -> tuple[tuple[Any, ...], Packed]:
+        """The next message; raises EOFError when the other end is gone.
+
+        A large object for which ``room()`` has not enough bytes is a MemoryError; the channel is
+        then of no use.
+        """
         size, count = _HEADER.unpack(self._exactly(_HEADER.size))
         lengths = [_LENGTH.unpack(self._exactly(_LENGTH.size))[0] for _ in range(count)]
+        if room is not None and sum(lengths) > _LARGE and sum(lengths) > (free := room()):
+            raise MemoryError(
+                f"its result has {sum(lengths) / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB "
+                "are free here; return a part of it, or save it to a file"
+            )
         message = pickle.loads(self._exactly(size))
         return message, Packed([self._exactly(length) for length in lengths])
 

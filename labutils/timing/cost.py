@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from functools import lru_cache
 
 from ..virtual.record import Copy, Kernel
 from .profiles import Link, Profile, measured_link
@@ -29,8 +30,11 @@ def kernel_seconds(kernel: Kernel, profile: Profile) -> float:
     if kernel.kind == "view":
         return 0.0
     launches = math.ceil(max(1, kernel.tensors) / profile.model.tensors_per_launch)
-    floor = launches * profile.model.kernel_floor
-    return floor + max(_arithmetic_seconds(kernel, profile), _memory_seconds(kernel, profile))
+    memory = _memory_seconds(kernel, profile)
+    seconds = launches * profile.model.kernel_floor
+    if kernel.kind == "conv" and precision(kernel, profile) == "tfloat32":
+        seconds += profile.model.layout_passes * memory
+    return seconds + max(_arithmetic_seconds(kernel, profile), memory)
 
 
 def precision(kernel: Kernel, profile: Profile) -> str:
@@ -63,24 +67,25 @@ def _arithmetic_seconds(kernel: Kernel, profile: Profile) -> float:
 def matrix_efficiency(kernel: Kernel, dtype: str, profile: Profile) -> float:
     """The fraction of peak that a matrix product or convolution reaches.
 
-    Size enters twice.  A tile's main loop of K multiply-adds is preceded by a prologue worth
-    ``depth`` of them; and ``tiles`` thread blocks run in whole waves over the multiprocessors
-    (long sums are split among blocks when there are too few tiles, as cuBLAS and cuDNN do).
+    Size enters twice.  Each output tile takes ``tile_seconds`` beside its main loop over the depth
+    K, which a fast multiprocessor runs through sooner; and tiles run in whole waves over the
+    multiprocessors (long sums are split among blocks when there are too few tiles, as cuBLAS and
+    cuDNN do).
     """
-    model, tensor = profile.model, dtype in profile.gpu.tensor
-    best = model.tensor_efficiency if tensor else model.simt_efficiency
-    depth = model.tensor_depth if tensor else model.simt_depth
+    model, processors = profile.model, profile.gpu.multi_processor_count
+    best = model.tensor_efficiency if dtype in profile.gpu.tensor else model.simt_efficiency
     if kernel.kind == "conv":
         best *= model.conv_efficiency
     elif kernel.kind == "attention":
         best *= model.attention_efficiency
+    peak = profile.gpu.peak.get(dtype, profile.gpu.peak["float32"])
     outputs = max(1.0, kernel.bytes_written / ITEM_BYTES.get(kernel.dtype, 4))
-    k = max(1.0, kernel.flops / 2 / outputs)
-    processors = profile.gpu.multi_processor_count
-    tiles = math.ceil(outputs / (model.tile_rows * model.tile_columns))
-    tiles *= max(1, min(processors // tiles, int(k / (4 * depth))))
-    waves = tiles / processors
-    return best * k / (k + depth) * waves / math.ceil(waves)
+    area = model.tile_rows * model.tile_columns
+    loop = kernel.flops / outputs * area / (peak / processors)  # seconds of one whole tile
+    tiles = math.ceil(outputs / area)
+    split = max(1, min(processors // tiles, int(loop / (4 * model.tile_seconds))))
+    waves, loop = tiles * split / processors, loop / split
+    return best * loop / (loop + model.tile_seconds) * waves / math.ceil(waves)
 
 
 # ------------------------------------------------------------------------------------------- copies
@@ -129,14 +134,13 @@ def collective_seconds(
 def _within_node(op: str, nbytes: int, n: int, profile: Profile) -> float:
     if n == 1:
         return 0.0
-    link = profile.link
     if op in ("all_reduce", "barrier"):
-        return 2 * (n - 1) * step_seconds(nbytes / n, n, link)
+        return 2 * (n - 1) * step_seconds(nbytes / n, n, profile)
     if op in HALF_OPS:
-        return (n - 1) * step_seconds(nbytes / n, n, link)
+        return (n - 1) * step_seconds(nbytes / n, n, profile)
     if op in ("gather", "scatter"):  # everything passes through the root's links
-        return step_seconds(nbytes * (n - 1) / n, n, link)
-    return (n - 2) * link.latency + step_seconds(nbytes, n, link)  # a pipelined chain
+        return step_seconds(nbytes * (n - 1) / n, n, profile)
+    return (n - 2) * profile.link.latency + step_seconds(nbytes, n, profile)  # a pipelined chain
 
 
 def _over_nodes(op: str, nbytes: int, n: int, profile: Profile, fabric: Link, nodes: int) -> float:
@@ -152,30 +156,33 @@ def _over_nodes(op: str, nbytes: int, n: int, profile: Profile, fabric: Link, no
     return tree
 
 
-def step_seconds(nbytes: float, ranks: int, link: Link) -> float:
+def step_seconds(nbytes: float, ranks: int, profile: Profile) -> float:
     """Seconds of one ring step of ``nbytes`` per GPU, from a measured all-reduce curve.
 
     In units of a link's own latency and bandwidth the curve is taken to have the same shape on
     every link, so a link without a curve borrows the measured one's shape.
     """
-    shape = _shape(link if link.curve else measured_link())
-    x = nbytes / link.among(ranks) / link.latency
-    return link.latency * _interpolate(shape, x)
+    link = profile.link
+    known = link if link.curve else measured_link()
+    shape = _shape(known.curve, known.ranks, known.bandwidth * known.latency, known.latency,
+                   profile.model.collective_base)  # fmt: skip
+    return link.latency * _interpolate(shape, nbytes / link.among(ranks) / link.latency)
 
 
 Shape = tuple[tuple[float, ...], tuple[float, ...]]
-_SHAPES: dict[int, tuple[Link, Shape]] = {}
 
 
-def _shape(link: Link) -> Shape:
-    """The curve of one step: (ideal step time, measured step time), in units of the latency."""
-    known = _SHAPES.get(id(link))
-    if known is None:
-        steps, base = 2 * (link.ranks - 1), 8.4e-6
-        ideal = tuple(b / link.ranks / link.bandwidth / link.latency for b, _ in link.curve)
-        taken = tuple((s - base) / steps / link.latency for _, s in link.curve)
-        known = _SHAPES[id(link)] = link, (ideal, taken)
-    return known[1]
+@lru_cache(maxsize=64)
+def _shape(
+    curve: tuple[tuple[int, float], ...], ranks: int, unit: float, latency: float, base: float
+) -> Shape:
+    """A measured curve as (ideal, measured) times of one step, in units of the link's latency.
+
+    ``unit`` is the number of bytes that pass in one latency.
+    """
+    ideal = tuple(nbytes / ranks / unit for nbytes, _ in curve)
+    taken = tuple((seconds - base) / (2 * (ranks - 1)) / latency for _, seconds in curve)
+    return ideal, taken
 
 
 def _interpolate(shape: Shape, x: float) -> float:
@@ -222,11 +229,12 @@ class Costs:
         self._collectives: dict[tuple[str, int, int, int], int] = {}
         self._kernels: dict[int, tuple[Kernel, tuple[int, int, int, int, str]]] = {}
 
-    def kernel(self, kernel: Kernel, python: bool) -> tuple[int, int, int, int, str]:
+    def kernel(self, kernel: Kernel | None, python: bool) -> tuple[int, int, int, int, str]:
         """(host with GIL, host without, device, bytes, detail) of one kernel."""
         key = id(kernel) * 2 + python
         known = self._kernels.get(key)
         if known is None:
+            assert kernel is not None, "operations carry a kernel"
             held, free = issue_seconds(kernel, python, self.profile)
             device = nanoseconds(kernel_seconds(kernel, self.profile))
             cost = nanoseconds(held), nanoseconds(free), device, kernel.bytes, describe(kernel)

@@ -8,7 +8,7 @@ on what has not been issued yet.  All times are whole nanoseconds.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..trace import MemorySample, Span
@@ -23,16 +23,27 @@ class Devices:
 
     Args:
         rows: what the devices are called.
-        per_node: ranks on one node, where collectives join several processes.
+        allocated: bytes on each at the start, where known.
+        merged: they are ranks, which meet in collectives, and not the GPUs of one process.
+        per_node: ranks on one node.
         wake: called with (thread, time) when a thread that waits for an event may go on.
     """
 
     def __init__(
-        self, costs: Costs, rows: list[str], per_node: int, wake: Callable[[Thread, int], None]
+        self,
+        costs: Costs,
+        rows: list[str],
+        allocated: Sequence[int],
+        merged: bool,
+        per_node: int,
+        wake: Callable[[Thread, int], None],
     ) -> None:
-        self.costs, self.rows, self.per_node, self.wake = costs, rows, per_node, wake
+        self.costs, self.rows, self.wake = costs, rows, wake
+        self.merged, self.per_node = merged, per_node
         self.spans: list[Span] = []
-        self.memory: list[MemorySample] = []
+        self.allocated = [*allocated, *[0] * (len(rows) - len(allocated))]
+        known = zip(rows, allocated, strict=False)
+        self.memory = [MemorySample(0.0, row, nbytes) for row, nbytes in known]
         self.streams: dict[tuple[int, int], Stream] = {}
         self.now = 0
         """No operation will be issued before this time."""
@@ -89,9 +100,12 @@ class Devices:
                 self._put(stream, self._wait, at, entry, gate.done)
 
     def _gate(self, group: Collective) -> Gate:
-        """Within a process one entry stands for all devices; ranks meet by group and sequence."""
-        if not group.group:
-            return Gate(len(group.devices))
+        """Ranks meet by group and sequence; within a process one entry stands for all devices.
+
+        When one rank is looked at alone, the others are taken to arrive when it does.
+        """
+        if not group.group or not self.merged:
+            return Gate(1 if group.group else len(group.devices))
         key = (group.group, group.sequence)
         gate = self._gates.setdefault(key, Gate(len(group.devices)))
         gate.issued += 1
@@ -100,7 +114,7 @@ class Devices:
         return gate
 
     def sample(self, entry: Entry, at: int) -> None:
-        """Note the bytes that a device holds once its stream has come so far."""
+        """Change the bytes that a device holds, once its stream has come so far."""
         self._put(self.stream(entry.device, entry.stream), self._sample, at, entry, None)
 
     def record(self, entry: Entry, at: int) -> None:
@@ -165,10 +179,11 @@ class Devices:
         return self._meet(stream, at, gate, entry, self._start_collective)
 
     def _sample(self, stream: Stream, at: int, entry: Entry, extra: None) -> bool:
-        """Note the bytes that the device holds from here on (in the order of issue)."""
+        """Note the bytes that the device holds from here on, not before the last such note."""
         device = stream.device
         time = self._sampled[device] = max(self._sampled[device], stream.tail, at)
-        self.memory.append(MemorySample(time / 1e9, self.rows[device], entry.ref))
+        self.allocated[device] += entry.ref
+        self.memory.append(MemorySample(time / 1e9, self.rows[device], self.allocated[device]))
         return True
 
     def _record(self, stream: Stream, at: int, entry: Entry, event: Event) -> bool:
@@ -241,7 +256,7 @@ class Devices:
         nbytes = kernel.bytes_written if group.op == "all_gather" else kernel.bytes_read
         nodes = len({d // self.per_node for d in group.devices}) if group.group else 1
         end = ready + self.costs.collective(group.op, nbytes, len(group.devices), nodes)
-        for device in group.devices:
+        for device in group.devices if self.merged or not group.group else (entry.device,):
             self._show(kernel, device, ready, end, "communication")
         return end
 

@@ -7,23 +7,14 @@ that come with the package, and the file's own ``profile = "name"`` says which o
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import itertools
 import os
-import sys
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from .tables import Tables, fill, named, need, read, table, text, unknown, whole
 
-Tables = dict[str, Any]
-T = TypeVar("T")
 BUILT_IN = Path(__file__).with_name("profiles.toml")
 GPUS_PER_NODE = 8
 """GPUs in one node of a profile that names a kind of GPU and no system."""
@@ -109,8 +100,8 @@ class Model:
     attention_efficiency: float
     tile_rows: int
     tile_columns: int
-    simt_depth: float
-    tensor_depth: float
+    tile_seconds: float
+    layout_passes: float
     kernel_floor: float
     norm_read_passes: float
     tensors_per_launch: int
@@ -164,130 +155,58 @@ def load(name: str | os.PathLike[str], fabric: str | None = None) -> Profile:
     Raises ``ValueError`` for an unknown name (with the nearest known ones), and for a file with a
     missing, unknown or impossible entry.
     """
-    tables, wanted = _built_in(), os.fspath(name)
-    if wanted.endswith(".toml"):
-        tables, wanted = _with_file(tables, Path(wanted))
-    return _build(tables, wanted, fabric)
+    wanted = os.fspath(name)
+    if not wanted.endswith(".toml"):
+        return _build(_built_in(), wanted, fabric)
+    own = read(Path(wanted))
+    tables, known = _built_in(), own.keys() - {"profile"}
+    merged = {k: {**tables.get(k, {}), **table(own.get(k, {}), k)} for k in {*tables, *known}}
+    defined = [*own.get("system", {}), *own.get("gpu", {})]
+    if not defined:
+        raise ValueError(f"{Path(wanted).name} defines no [gpu.NAME] or [system.NAME] table.")
+    return _build(merged, text(own.get("profile", defined[0]), "profile"), fabric)
 
 
 @lru_cache(maxsize=1)
 def _built_in() -> Tables:
-    return tomllib.loads(BUILT_IN.read_text(encoding="utf-8"))
-
-
-def _with_file(tables: Tables, path: Path) -> tuple[Tables, str]:
-    """The built-in tables with a user's own on top, and the profile that the file names."""
-    try:
-        own = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"There is no profile file {str(path)!r}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ValueError(f"The profile file {path.name} is not readable TOML: {error}.") from None
-    defined = [*_table(own, "system"), *_table(own, "gpu")]
-    wanted = own.get("profile", defined[0] if defined else None)
-    if not isinstance(wanted, str):
-        raise ValueError(f"{path.name} defines no [gpu.NAME] or [system.NAME] table.")
-    merged = {
-        key: {**_table(tables, key), **_table(own, key)} for key in {*tables, *own} - {"profile"}
-    }
-    return merged, wanted
-
-
-def _table(tables: Tables, key: str) -> Tables:
-    value = tables.get(key, {})
-    if not isinstance(value, dict):
-        raise ValueError(f"In a profile file [{key}] must be a table.")
-    return value
+    return read(BUILT_IN)
 
 
 def _build(tables: Tables, name: str, fabric: str | None) -> Profile:
     if name in tables["system"]:
-        system = dict(tables["system"][name])
+        system = named(tables, "system", name)
     elif name in tables["gpu"]:
         system = {"gpu": name, "gpus": GPUS_PER_NODE}
     else:
-        raise ValueError(_unknown("profile", name, [*tables["system"], *tables["gpu"]]))
-    gpu = _part(Gpu, tables, "gpu", _need(system, "gpu", f"system.{name}"))
+        raise ValueError(unknown("profile", name, [*tables["system"], *tables["gpu"]]))
+    where = f"system.{name}"
+    gpu = _part(Gpu, tables, "gpu", need(system, "gpu", where))
+    if "float32" not in gpu.peak:
+        raise ValueError(f"gpu.{gpu.name}.peak needs a number for 'float32'.")
     fabric = fabric or system.get("fabric")
     return Profile(
         name=name,
         gpu=gpu,
-        gpus=int(_number(system.get("gpus"), f"system.{name}", "gpus")),
+        gpus=whole(need(system, "gpus", where), f"{where}.gpus"),
         bus=_part(Bus, tables, "bus", system.get("bus", gpu.bus)),
         link=_part(Link, tables, "link", system.get("link", gpu.link)),
-        host=_fill(Host, tables["host"], "host"),
-        model=_fill(Model, tables["model"], "model"),
-        bus_shared_by=int(_number(system.get("bus_shared_by", 1), name, "bus_shared_by")),
+        host=fill(Host, tables["host"], "host"),
+        model=fill(Model, tables["model"], "model"),
+        bus_shared_by=whole(system.get("bus_shared_by", 1), f"{where}.bus_shared_by"),
         fabric=_part(Link, tables, "fabric", fabric) if fabric else None,
-        source=system.get("source", gpu.source),
+        source=text(system.get("source", gpu.source), f"{where}.source"),
     )
 
 
-def _part(kind: type[T], tables: Tables, table: str, name: str) -> T:
-    """The named entry of one table as a dataclass; ``like`` inherits from another entry."""
-    if name not in tables[table]:
-        raise ValueError(_unknown(table, name, list(tables[table])))
-    values, seen = dict(tables[table][name]), {name}
-    while "like" in values:
-        parent = values.pop("like")
-        if parent not in tables[table] or parent in seen:
-            raise ValueError(f"{table}.{name} is like {parent!r}, which is not another {table}.")
-        seen.add(parent)
-        values = {**tables[table][parent], **values}
-    return _fill(kind, {"name": name, **values}, f"{table}.{name}")
+Part = TypeVar("Part", Gpu, Bus, Link)
 
 
-def _fill(kind: type[T], values: Tables, where: str) -> T:
-    """A dataclass from a table, each number checked."""
-    known = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    extra = [key for key in values if key not in known]
-    if extra:
-        raise ValueError(_unknown(f"entry of [{where}]", extra[0], list(known)))
-    filled: dict[str, Any] = {}
-    for key, spec in known.items():
-        optional = spec.default is not dataclasses.MISSING or (
-            spec.default_factory is not dataclasses.MISSING
-        )
-        if key in values or not optional:
-            filled[key] = _value(str(spec.type), _need(values, key, where), where, key)
-    return kind(**filled)
-
-
-def _value(kind: str, value: Any, where: str, key: str) -> Any:
-    if kind == "str":
-        return value
-    if kind in ("int", "float"):
-        number = _number(value, where, key)
-        return int(number) if kind == "int" else number
-    if kind == "dict[str, float]":
-        return {name: _number(v, where, f"{key}.{name}") for name, v in value.items()}
-    if kind == "dict[int, float]":
-        return {int(n): _number(v, where, f"{key}.{n}") for n, v in value.items()}
-    if kind == "tuple[str, ...]":
-        return tuple(value)
-    points = tuple((int(b), _number(s, where, key)) for b, s in value)
-    if any(b >= c for (b, _), (c, _) in itertools.pairwise(points)):
-        raise ValueError(f"the points of {where}.{key} must be in ascending order of bytes.")
-    return points
-
-
-def _need(values: Tables, key: str, where: str) -> Any:
-    if key not in values:
-        raise ValueError(f"[{where}] has no {key!r}.")
-    return values[key]
-
-
-def _number(value: Any, where: str, key: str) -> float:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not good or not 0 < value < 1e18:
-        raise ValueError(f"{where}.{key} must be a positive number, not {value!r}.")
-    return float(value)
-
-
-def _unknown(what: str, name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    hint = f"Did you mean {', '.join(near)}?" if near else f"Known: {', '.join(known)}."
-    return f"Unknown {what} {name!r}. {hint}"
+def _part(kind: type[Part], tables: Tables, group: str, name: str) -> Part:
+    """The named entry of one group of tables."""
+    part = fill(kind, named(tables, group, name), f"{group}.{name}")
+    if isinstance(part, Link) and part.curve and part.ranks < 2:
+        raise ValueError(f"{group}.{name} has a curve, so it needs 'ranks', 2 or more.")
+    return part
 
 
 __all__ = [

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from ..trace import MemorySample, Trace
+from ..trace import Trace
 from ..virtual.record import Entry, Graph
 from .cost import Costs, nanoseconds
 from .devices import Devices
@@ -34,7 +34,8 @@ class Scheduler:
         allocated: bytes on each device at the start.
         capacity: bytes that each device has.
         first: log number of the first entry that will be fed.
-        row: what a device is called ("GPU", or "rank" for the merged logs of several processes).
+        merged: the devices are the ranks of several processes, whose threads are called
+            ``rank 3/main``, and which meet in collectives; not the GPUs of one process.
         per_node: ranks on one node, where there are several; the profile's GPUs if None.
     """
 
@@ -45,15 +46,16 @@ class Scheduler:
         allocated: Sequence[int] = (),
         capacity: Sequence[int] = (),
         first: int = 0,
-        row: str = "GPU",
+        merged: bool = False,
         per_node: int | None = None,
     ) -> None:
         self.profile, self._costs = profile, Costs(profile)
-        rows = [f"{row} {i}" for i in range(devices)]
+        rows = [f"{'rank' if merged else 'GPU'} {i}" for i in range(devices)]
         self.capacity = dict(zip(rows, capacity, strict=False))
-        self._devices = Devices(self._costs, rows, per_node or profile.gpus, self._wake)
+        self._devices = Devices(
+            self._costs, rows, allocated, merged, per_node or profile.gpus, self._wake
+        )
         self.spans, self.memory = self._devices.spans, self._devices.memory
-        self.memory += [MemorySample(0.0, d, b) for d, b in zip(rows, allocated, strict=False)]
         self._heap: list[tuple[int, tuple[Any, ...], Thread]] = []
         self._threads: dict[str, Thread] = {}
         self._gils: dict[str, list[int]] = {}
@@ -65,7 +67,6 @@ class Scheduler:
         self._sync = nanoseconds(profile.host.sync_seconds)
         self._start_thread = nanoseconds(profile.host.thread_seconds)
         self._do: dict[str, Callable[[Thread, Entry, int], int | None]] = {
-            "kernel": self._kernel, "copy": self._copy, "collective": self._collective,
             "memory": self._memory, "record": self._record, "wait": self._wait,
             "sync": self._synchronise, "fork": self._fork, "join": self._join,
             "after": self._behind, "begin": self._begin, "end": self._end, "host": self._work,
@@ -140,23 +141,39 @@ class Scheduler:
         complete before it can be put in order.
         """
         queue = thread.queue
+        if thread.due:
+            return True
         if not queue or queue[0][1].what != "fork" or self._finished:
             return bool(queue)
         return any(entry.what != "fork" for _, entry, _ in queue)
 
     def _step(self, thread: Thread) -> None:
-        """Issue the thread's entries for as long as it comes first."""
-        heap, queue, do = self._heap, thread.queue, self._do
+        """Let the thread go on for as long as it comes first.
+
+        An operation costs the host time; it arrives at its device at the end of that.
+        """
+        heap, queue, devices, rank = self._heap, thread.queue, self._devices, thread.rank
         while True:
-            thread.number, entry, until = queue.popleft()
-            at = do[entry.what](thread, entry, until)
+            entry = thread.due
+            if entry is None:
+                thread.number, entry, until = queue.popleft()
+                if entry.kernel is None:
+                    at = self._do[entry.what](thread, entry, until)
+                else:
+                    thread.due = entry
+                    at = self._issue(thread, entry)
+            else:
+                at = self._arrive(thread, entry)
             if at is None:
                 return  # what it waits for will wake it
-            self._pass(thread, at)
-            if not queue or queue[0][1].what == "fork" or (heap and heap[0] < (at, thread.rank)):
-                heapq.heappush(heap, (at, thread.rank, thread))
-                return
-            self._devices.now = at
+            if thread.due is None:
+                self._pass(thread, at)
+                if not queue or queue[0][1].what == "fork":
+                    break
+            if heap and heap[0] < (at, rank):
+                break
+            devices.now = at
+        heapq.heappush(heap, (at, rank, thread))
 
     def _pass(self, thread: Thread, at: int) -> None:
         """The thread has issued its entry, at time ``at``."""
@@ -241,33 +258,30 @@ class Scheduler:
 
     # ---------------------------------------------------------------------- operations
 
-    def _kernel(self, thread: Thread, entry: Entry, until: int) -> int:
-        assert entry.kernel is not None
-        held, free, length, nbytes, detail = self._costs.kernel(entry.kernel, thread.python)
-        at = thread.issue(entry.phase, held, free)
-        if length:
-            stream = self._devices.stream(entry.device, entry.stream)
-            ends = stream.ends
-            if len(ends) == self._devices.depth and ends[0] > at:
-                at = thread.wait(ends[0], "launch queue full")
-            self._devices.compute(stream, at, entry, (length, nbytes, detail))
-        return at
-
-    def _copy(self, thread: Thread, entry: Entry, until: int) -> int | None:
-        copy, at = entry.ref, self._launch(thread, entry)
-        done = self._devices.copy(entry, at)
-        pageable = min(copy.source, copy.target) < 0 and not copy.pinned
-        return self._await(thread, done) if copy.blocking or pageable else at
-
-    def _collective(self, thread: Thread, entry: Entry, until: int) -> int:
-        at = self._launch(thread, entry)
-        self._devices.collective(entry, at)
-        return at
-
-    def _launch(self, thread: Thread, entry: Entry) -> int:
-        assert entry.kernel is not None, "copies and collectives carry a kernel"
+    def _issue(self, thread: Thread, entry: Entry) -> int:
+        """The host's part of an operation; returns its end."""
         held, free, *_ = self._costs.kernel(entry.kernel, thread.python)
         return thread.issue(entry.phase, held, free)
+
+    def _arrive(self, thread: Thread, entry: Entry) -> int | None:
+        """The operation arrives at its device; the thread may have to wait before or after."""
+        devices, at = self._devices, thread.time
+        if entry.what == "kernel":
+            _, _, length, nbytes, detail = self._costs.kernel(entry.kernel, thread.python)
+            if length:
+                stream = devices.stream(entry.device, entry.stream)
+                if stream.ends and len(stream.ends) == devices.depth and stream.ends[0] > at:
+                    return thread.wait(stream.ends[0], "launch queue full")
+                devices.compute(stream, at, entry, (length, nbytes, detail))
+            thread.due = None
+            return at
+        thread.due = None
+        if entry.what == "collective":
+            devices.collective(entry, at)
+            return at
+        copy, done = entry.ref, devices.copy(entry, at)
+        pageable = min(copy.source, copy.target) < 0 and not copy.pinned
+        return self._await(thread, done) if copy.blocking or pageable else at
 
     def _memory(self, thread: Thread, entry: Entry, until: int) -> int:
         self._devices.sample(entry, thread.time)

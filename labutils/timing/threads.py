@@ -24,9 +24,9 @@ class Thread:
     """
 
     __slots__ = (
-        "_busy_from", "_count", "_phase", "_waited", "cost_after", "deferred", "gil", "lane",
-        "last", "live", "name", "number", "parent", "parked", "python", "queue", "rank", "spans",
-        "stack", "time",
+        "_busy_from", "_count", "_phase", "_waited", "cost_after", "deferred", "due", "gil",
+        "lane", "last", "live", "name", "number", "parent", "parked", "python", "queue", "rank",
+        "spans", "stack", "time",
     )  # fmt: skip
 
     def __init__(self, name: str, gil: list[int], spans: list[Span]) -> None:
@@ -48,6 +48,8 @@ class Thread:
         """Log number of the last entry fed."""
         self.number = -1
         """Log number of the entry being issued."""
+        self.due: Entry | None = None
+        """The operation that arrives at its device when the clock is ``time``."""
         self.cost_after = 0
         """Host time to spend after the present wait."""
         self.stack: list[tuple[str, int]] = []

@@ -62,4 +62,9 @@ def is_enabled() -> bool:
     return state.devices > 0
 
 
-__all__ = ["DEFAULT_PROFILE", "MOST_DEVICES", "disable", "enable", "is_enabled"]
+def is_phantom() -> bool:
+    """Whether tensors have no values (compute="phantom")."""
+    return state.phantom
+
+
+__all__ = ["DEFAULT_PROFILE", "MOST_DEVICES", "disable", "enable", "is_enabled", "is_phantom"]

@@ -74,7 +74,7 @@ def move(
     if source == destination:
         operator = operator_of(aten._to_copy.default)
         return run(operator, (tensor,), options)  # type: ignore[no-any-return]
-    raw = tensor.raw if virtual else tensor
+    raw = tensor.raw if virtual else _physical(tensor)
     if destination == HOST:
         if raw.is_meta:
             raise errors.no_values("Copying to the CPU")
@@ -86,11 +86,16 @@ def move(
     try:
         out = wrap(aten._to_copy(raw, **options), destination)
     except RuntimeError as error:
-        raise errors.explain(error, "copy", [tensor] if virtual else []) from None
+        raise errors.explain(error, "copy", [tensor] if virtual else [], destination) from None
     pinned = virtual or is_pinned(raw)
     blocking = not virtual and not (pinned and non_blocking)
     record_copy(tensor, destination, pinned=pinned, blocking=blocking, made=(out,))
     return out
+
+
+def _physical(tensor: torch.Tensor) -> torch.Tensor:
+    """The plain ``tensor`` without marks that it is to be conjugated or negated when read."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_complex() or tensor.is_neg() else tensor
 
 
 class _Move(torch.autograd.Function):

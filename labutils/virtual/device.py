@@ -17,11 +17,14 @@ from torch.jit import _builtins
 from torch.nn.parallel import _functions, comm
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _foreach_utils, backend_registration
+from torch.utils._device import DeviceContext
 
 from labutils.virtual import (
     autocast,
     checkpoint,
+    composite,
     copies,
     dispatch,
     distributed,
@@ -65,6 +68,7 @@ def register() -> None:
     _replace_accelerator()
     _replace_data_parallel()
     _replace_dropout()
+    _replace_composites()
     _mark_optimizer_steps()
     _group_by_device()
     autocast.install()
@@ -91,6 +95,17 @@ def _is_virtual(device: Any) -> bool:
     return isinstance(device, torch.device) and device.type == "vgpu"
 
 
+def _default_device() -> torch.device | None:
+    """What ``with torch.device(...)`` or ``torch.set_default_device`` says, if anything.
+
+    (``torch.get_default_device`` makes a tensor to find out, which would ask here again.)
+    """
+    for mode in reversed(_get_current_function_mode_stack()):
+        if isinstance(mode, DeviceContext):
+            return mode.device  # type: ignore[no-any-return]
+    return None
+
+
 def _replace_factories() -> None:
     """``torch.tensor`` and its like build on the CPU, then move (C++ cannot build on vgpu:1)."""
 
@@ -101,7 +116,7 @@ def _replace_factories() -> None:
             if device is None and args and type(args[0]) is VirtualTensor:
                 device = args[0].device
             if device is None and state.devices:
-                device = torch.get_default_device()
+                device = _default_device()
             if not _is_virtual(device):
                 return original(*args, **kwargs)
             requires_grad = kwargs.pop("requires_grad", False)
@@ -224,6 +239,9 @@ def _replace_data_parallel() -> None:
         return "vgpu" if state.devices else original_type()
 
     torch._utils._get_available_device_type = device_type
+    # parallel_apply asks torch.cuda for the index of a device, and would refuse vgpu:0.
+    apply = importlib.import_module("torch.nn.parallel.parallel_apply")
+    apply._get_device_index = torch._utils._get_device_index  # type: ignore[attr-defined]
     for name in ("data_parallel", "distributed"):
         user = importlib.import_module(f"torch.nn.parallel.{name}")
         if hasattr(user, "_get_available_device_type"):
@@ -244,6 +262,15 @@ def _replace_dropout() -> None:
 
     _replace(torch, "dropout", fused(torch.dropout))
     torch._VF.dropout = torch.dropout  # type: ignore[attr-defined]
+
+
+def _replace_composites() -> None:
+    """Functions whose C++ makes tensors where their argument is."""
+    for owner, names in composite.FUNCTIONS:
+        for name in names.split():
+            original = getattr(owner, name, None)
+            if original is not None:
+                _replace(owner, name, composite.on_device(original))
 
 
 def _mark_optimizer_steps() -> None:

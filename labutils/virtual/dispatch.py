@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 from labutils.virtual import errors, journal, kernels
 from labutils.virtual.memory import Block
@@ -20,6 +21,7 @@ from labutils.virtual.state import state
 from labutils.virtual.streams import current_device
 from labutils.virtual.tensor import CPU, META, Signature, VirtualTensor, adopt, wrap
 
+_graph_task = torch._C._current_graph_task_id
 _CACHE_LIMIT = 50_000
 _kernels: dict[Any, Kernel] = {}
 _phantoms: dict[Any, tuple[tuple[Any, ...], bool]] = {}
@@ -104,9 +106,10 @@ def _finish(
     elif returns == "self":
         made = args[0]
         if operator.changes_shape:
+            made.block.resize(call.args[0].untyped_storage().nbytes())
             adopt(made, wrap(call.args[0], index, made.block))
     elif returns == "out":
-        made = _fit_outputs(inputs, kwargs)
+        made = _fit_outputs(operator, kwargs)
     else:
         made = None
     kernel = _kernel(operator, call, outputs, result)
@@ -129,13 +132,15 @@ def _tensors(made: Any) -> list[VirtualTensor]:
     return [t for t in items if type(t) is VirtualTensor]
 
 
-def _fit_outputs(inputs: list[VirtualTensor], kwargs: dict[str, Any]) -> Any:
+def _fit_outputs(operator: Operator, kwargs: dict[str, Any]) -> Any:
     """The ``out=`` tensors, whose shapes the call may have changed."""
-    outs = [v for v in kwargs.values() if type(v) is VirtualTensor] or inputs[-1:]
-    for out in outs:
-        if out.raw.shape != out.shape:
+    outs = [kwargs[name] for name in operator.outs]
+    for out in tree_leaves(outs):
+        if type(out) is VirtualTensor and out.raw.shape != out.shape:
             out.block.resize(out.raw.untyped_storage().nbytes())
             adopt(out, wrap(out.raw, out.index, out.block))
+    if not operator.func._schema.returns:
+        return None
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 
@@ -161,7 +166,7 @@ def _compute(operator: Operator, call: Call) -> Any:
         try:
             return operator.func(*call.args, **call.kwargs)
         except RuntimeError as error:
-            raise errors.explain(error, operator.name, call.inputs) from None
+            raise errors.explain(error, operator.name, call.inputs, call.index) from None
     try:
         key = (operator.func, _freeze(call.args), _freeze(call.kwargs))
         known = _phantoms.get(key)
@@ -171,7 +176,7 @@ def _compute(operator: Operator, call: Call) -> Any:
         try:
             result = operator.func(*call.args, **call.kwargs)
         except RuntimeError as error:
-            raise errors.explain(error, operator.name, call.inputs) from None
+            raise errors.explain(error, operator.name, call.inputs, call.index) from None
         items = result if isinstance(result, tuple) else (result,)
         if all(t is None or (type(t) is torch.Tensor and t.device == META) for t in items):
             if len(_phantoms) >= _CACHE_LIMIT:
@@ -199,9 +204,14 @@ def _freeze(value: Any) -> Any:
 
 
 def _check_cpu_tensors(operator: Operator, call: Call) -> None:
-    """CPU tensors with one element and no dimension may take part, as with CUDA; others may not."""
+    """CPU tensors with one element and no dimension may take part, as with CUDA; others may not.
+
+    In a backward they all may: formulas in C++ make tensors "where the gradient is", which to C++
+    is the CPU.
+    """
+    in_backward = _graph_task() != -1
     for tensor in call.cpu:
-        if tensor.dim() or not call.inputs:
+        if (tensor.dim() and not in_backward) or not call.inputs:
             raise RuntimeError(errors.mixed_devices(operator.name, call.inputs, call.cpu))
     if state.phantom:
         call.args = [_to_meta(a) for a in call.args]

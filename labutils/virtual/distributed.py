@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from labutils.virtual import errors, journal
+from labutils.virtual.composite import OnDevice
 from labutils.virtual.dispatch import Call
 from labutils.virtual.operators import HANDLERS
 from labutils.virtual.record import COMM_STREAM, Collective, Entry, Kernel
 from labutils.virtual.state import state
-from labutils.virtual.tensor import VirtualTensor, wrap
+from labutils.virtual.tensor import VirtualTensor
 
 _sequence: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
 _events = itertools.count(-1, -1)
@@ -105,33 +105,16 @@ def _group(args: tuple[Any, ...]) -> tuple[str, tuple[int, ...]]:
     return "", ()
 
 
-class _OnDevice(TorchDispatchMode):
-    """Buckets that DDP's C++ reducer allocates "on the device of the parameters" become virtual."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__()
-        self.index = index
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        floating = type(result) is torch.Tensor and result.is_floating_point()
-        if func.overloadpacket is torch.ops.aten.empty and floating:
-            return wrap(result.to("meta") if state.phantom else result, self.index)
-        return result
-
-
 class VirtualReducer(dist.Reducer):
     """DDP's reducer, with its buckets on the virtual GPU of the parameters."""
 
     def __init__(self, parameters: Any, *args: Any, **kwargs: Any) -> None:
         self._device = parameters[0].index
-        with _OnDevice(self._device):
+        with OnDevice(self._device, floating_only=True):
             super().__init__(parameters, *args, **kwargs)
 
     def _rebuild_buckets(self) -> bool:
-        with _OnDevice(self._device):
+        with OnDevice(self._device, floating_only=True):
             return bool(super()._rebuild_buckets())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -24,10 +25,17 @@ def check_index(index: int) -> int:
     return index
 
 
-def explain(error: RuntimeError, name: str, inputs: Sequence[VirtualTensor]) -> Exception:
+def explain(
+    error: RuntimeError, name: str, inputs: Sequence[VirtualTensor], index: int
+) -> Exception:
     """Say in the words of a GPU what the CPU or meta implementation complained about."""
     text = str(error)
     if "DefaultCPUAllocator" in text:
+        asked = re.search(r"allocate (\d+) bytes", text)
+        try:
+            state.ledger.check(index, int(asked.group(1)) if asked else 0)
+        except torch.OutOfMemoryError as too_much:
+            return too_much
         return torch.OutOfMemoryError(
             f"The host's memory cannot hold the values of {name} on a virtual GPU ({text.strip()})."
             ' Use lab.virtual.enable(..., compute="phantom") for sizes like this.'

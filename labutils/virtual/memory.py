@@ -58,10 +58,7 @@ class Ledger:
             torch.OutOfMemoryError: the device's capacity does not hold them; nothing is counted.
         """
         with self.lock:
-            now = self.allocated[device] + nbytes
-            if now > self.capacity[device]:
-                self.out_of_memory[device] += 1
-                raise torch.OutOfMemoryError(self._message(device, nbytes))
+            now = self.check(device, nbytes)
             self.allocated[device] = now
             self.total_allocated[device] += nbytes
             self.allocations[device] += 1
@@ -69,6 +66,18 @@ class Ledger:
                 self.peak[device] = now
             if now > self.reserved[device]:
                 self._reserve(device, now)
+
+    def check(self, device: int, nbytes: int) -> int:
+        """The allocated bytes that ``device`` would have with ``nbytes`` more.
+
+        Raises:
+            torch.OutOfMemoryError: that is more than it has.
+        """
+        now = self.allocated[device] + nbytes
+        if now > self.capacity[device]:
+            self.out_of_memory[device] += 1
+            raise torch.OutOfMemoryError(self._message(device, nbytes))
+        return now
 
     def free(self, device: int, nbytes: int) -> None:
         """Count ``nbytes`` fewer on ``device``."""

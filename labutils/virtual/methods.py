@@ -105,6 +105,18 @@ def _data(self: VirtualTensor) -> VirtualTensor:
     return wrap(self.raw, self.index, self.block)
 
 
+def _grad(self: VirtualTensor) -> torch.Tensor | None:
+    """The gradient; one that backward's C++ made of nothing (zeros) is on the CPU until here."""
+    gradient: torch.Tensor | None = _plain_grad.__get__(self)
+    if gradient is not None and type(gradient) is not VirtualTensor:
+        gradient = wrap(gradient.to("meta") if self.raw.is_meta else gradient, self.index)
+        _plain_grad.__set__(self, gradient)
+    return gradient
+
+
+_plain_grad = _Tensor.grad
+
+
 def swap_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """``tensor.data = value`` where one of them is virtual and the other is not."""
     fresh = value.detach()
@@ -146,6 +158,7 @@ def install(cls: type[VirtualTensor]) -> None:
     """Give ``cls`` these methods."""
     cls.device = property(_device)  # type: ignore[assignment]
     cls.data = property(_data, _set_data)  # type: ignore[assignment]
+    cls.grad = property(_grad, _plain_grad.__set__, _plain_grad.__delete__)  # type: ignore
     cls.is_cpu = property(lambda self: False)  # type: ignore[assignment]
     cls.is_vgpu = property(lambda self: True)  # type: ignore[attr-defined]
     methods: dict[str, Any] = {

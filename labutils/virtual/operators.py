@@ -18,7 +18,9 @@ _TAKES_CPU_TENSORS = {"index", "_index_put_impl_", "index_put", "index_put_", "_
 _MAY_ALIAS = {"_unsafe_view", "_reshape_alias", "lift_fresh", "unsafe_split", "unsafe_chunk"}
 """Operators whose result shares its argument's memory though their schema does not say so."""
 _SPLITS = {"split", "unbind", "chunk", "split_with_sizes"}
-_CHANGES_SHAPE = {"t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapaxes_"}
+_CHANGES_SHAPE = {
+    "t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapaxes_", "resize_", "resize_as_"
+}  # fmt: skip
 _NEEDS_VALUES = {"nonzero", "masked_select", "_unique2", "equal", "unique_dim", "is_nonzero"}
 """Operators whose result's size depends on values: with CUDA the host waits for them."""
 
@@ -34,6 +36,7 @@ class Operator:
         "kind",
         "name",
         "needs_values",
+        "outs",
         "returns",
         "written",
     )
@@ -49,12 +52,15 @@ class Operator:
         self.written = tuple(
             i for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write
         )
+        self.outs = tuple(a.name for a in schema.arguments if a.is_out)
         self.returns = _returns(self.name, schema)
         self.kind = "view" if self.returns == "view" else kernels.kind_of(self.name)
 
 
 def _returns(name: str, schema: Any) -> str:
     """How the results relate to the arguments: fresh, view, self, out or none."""
+    if any(a.is_out for a in schema.arguments):
+        return "out"
     if not schema.returns:
         return "none"
     alias = schema.returns[0].alias_info
@@ -64,7 +70,7 @@ def _returns(name: str, schema: Any) -> str:
         return "fresh"
     if not alias.is_write:
         return "view"
-    return "out" if any(a.is_out for a in schema.arguments) else "self"
+    return "self"
 
 
 _operators: dict[OpOverload, Operator] = {}

@@ -53,9 +53,16 @@ def wrap(raw: torch.Tensor, index: int, block: Block | None = None) -> VirtualTe
     Raises:
         torch.OutOfMemoryError: the device has not that much left.
     """
-    shape, stride, dtype = raw.shape, raw.stride(), raw.dtype
+    try:
+        shape, stride, dtype = raw.shape, raw.stride(), raw.dtype
+        nbytes = raw.untyped_storage().nbytes() if block is None else 0
+    except RuntimeError:
+        raise RuntimeError(
+            f"Virtual GPUs hold dense tensors only, not {raw.layout}: use .to_dense(), "
+            "or sparse=False in nn.Embedding."
+        ) from None
     if block is None:
-        block = Block(state.ledger, index, raw.untyped_storage().nbytes())
+        block = Block(state.ledger, index, nbytes)
     made: VirtualTensor = _make_wrapper(
         VirtualTensor,
         shape,

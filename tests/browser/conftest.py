@@ -27,7 +27,6 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM_FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -75,16 +74,13 @@ def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Chromium of this system, or a skip that says how to get it."""
+def browser(chromium: Path) -> Iterator[Any]:
+    """Chromium of this system (tests/conftest.py skips where there is none)."""
     api = pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
-    executable = next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
-    if executable is None:
-        pytest.skip("needs Chromium on the PATH, e.g. apt-get install chromium")
     with api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_FLAGS)
-        yield chromium
-        chromium.close()
+        running = playwright.chromium.launch(executable_path=str(chromium), args=CHROMIUM_FLAGS)
+        yield running
+        running.close()
 
 
 @pytest.fixture

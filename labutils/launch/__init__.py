@@ -1,0 +1,145 @@
+"""Running code on ranks: functions of a notebook, scripts, and cells (``%%ranks``)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from labutils.launch import output, wire
+from labutils.launch.group import device
+from labutils.launch.pool import Ranks, StartError, World
+from labutils.launch.run import RankFailure, RankTimeout, Run
+
+__all__ = ["RankFailure", "RankTimeout", "Run", "StartError", "device", "launch", "torchrun"]
+
+
+def launch(
+    fn: Callable[..., Any],
+    ranks: int = 4,
+    nodes: int = 1,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float | None = 30.0,
+    watch: bool = False,
+    block: bool = True,
+    *,
+    checked: bool = True,
+    collect: bool = False,
+    record: bool = True,
+) -> Run:
+    """Run a function of this notebook on ``ranks`` processes (per node), as torchrun would.
+
+    In each rank the environment is torchrun's (RANK, LOCAL_RANK, WORLD_SIZE, …), the process group
+    is ready, and :func:`device` is the rank's GPU.  The function, its arguments and what it uses of
+    the notebook travel by value, and so do the results; tensors arrive on the CPU.
+
+    Args:
+        fn: the function; it runs once in each rank.
+        ranks: ranks per node.
+        nodes: with more than one, as many torchrun agents on this machine, with a real rendezvous.
+        args: positional arguments for ``fn``, the same on every rank.
+        kwargs: keyword arguments likewise.
+        timeout: seconds without any progress (a rank waits that long in one collective, or no
+            collective completes, no span ends and no line is printed) after which the ranks are
+            stopped and the report says where each of them was.  A run that gets on may take as long
+            as it likes.  None: no limit.
+        watch: show the live view while it runs.
+        block: wait for the end; otherwise return at once, for ``run.wait()`` and ``run.stop()``.
+        checked: compare each collective across ranks before it runs.
+        collect: show what ranks print at the end, in rank order, instead of as it comes.
+        record: write spans, collectives and memory to the run's directory, for ``run.trace``.
+
+    Returns:
+        The :class:`Run`; ``run.results[rank]`` is what ``fn`` returned there.
+
+    Raises:
+        RankFailure: a rank failed; the message says which one, where, and what the others did.
+        ValueError: the numbers make no sense, or the machine has no room for the ranks.
+        TypeError: something that ``fn`` uses cannot travel between processes; it is named.
+    """
+    if not callable(fn):
+        raise TypeError(f"launch needs a function to run on each rank, not {fn!r}.")
+    _not_inside_a_rank("lab.launch")
+    if isinstance(args, str | bytes):
+        raise TypeError(f"args must be a tuple of arguments, not {args!r}: write args=({args!r},).")
+    world = World(ranks, nodes)
+    packed = wire.pack_call(fn, tuple(args), dict(kwargs or {}))
+    name = getattr(fn, "__name__", "a function")
+    return _run(world, ("call", {}), packed, name, timeout, watch, block, checked, collect, record)
+
+
+def torchrun(
+    script: str,
+    *arguments: object,
+    ranks: int = 4,
+    nodes: int = 1,
+    timeout: float | None = 30.0,
+    watch: bool = False,
+    block: bool = True,
+    checked: bool = False,
+    collect: bool = False,
+    record: bool = True,
+) -> Run:
+    """Run a script under torchrun, with ``arguments`` on its command line; see :func:`launch`.
+
+    The script is what it is in production: it makes its own process group.  Raises
+    :class:`RankFailure` where torchrun's own exit code would go unnoticed in a notebook.
+    """
+    _not_inside_a_rank("lab.torchrun")
+    world = World(ranks, nodes)
+    path = os.path.abspath(os.fspath(script))
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"there is no script {script!r} in {os.getcwd()}.")
+    details = {"script": path, "arguments": [str(argument) for argument in arguments]}
+    name = os.path.basename(path)
+    return _run(
+        world, ("script", details), None, name, timeout, watch, block, checked, collect, record
+    )
+
+
+def _run(
+    world: World, message: tuple[str, dict[str, Any]], packed: wire.Packed | None, name: str,
+    timeout: float | None, watch: bool, block: bool, checked: bool, collect: bool, record: bool,
+) -> Run:  # fmt: skip
+    script = message[0] == "script"
+    if script or world.nodes > 1:
+        from labutils.launch.job import JobRanks
+
+        kind: type[Ranks] = JobRanks
+    else:
+        kind = Ranks
+    started = kind(world)
+    started.start(group=not script)
+    try:
+        run = Run(
+            started, message, packed, timeout=timeout, title=name, checked=checked, record=record,
+            show=(lambda _: None) if collect else output.shower(block), colour=output.coloured(),
+            view=_live_view(name) if watch else None,
+        )  # fmt: skip
+    except BaseException:
+        started.close(0)
+        raise
+    if not block:
+        run.start_in_background()
+        return run
+    try:
+        run.supervise()
+    finally:
+        if collect:
+            output.to_cell(output.in_rank_order(run.logs, output.coloured()))
+    return run
+
+
+def _live_view(title: str) -> Any:
+    from labutils.live import LiveView
+
+    return LiveView(title)
+
+
+def _not_inside_a_rank(name: str) -> None:
+    if "labutils.launch.rank" in sys.modules and torch.distributed.is_initialized():
+        raise RuntimeError(f"{name} was called inside a rank; call it in the notebook.")

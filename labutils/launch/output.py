@@ -1,0 +1,150 @@
+"""What the ranks print: whole lines, marked by rank, into the cell that launched them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+
+COLOURS = (34, 32, 35, 36, 33, 94, 92, 95)
+"""ANSI colours of ranks 0, 1, 2 …; red is left to errors."""
+
+SHOWN_LINES = 1000
+"""Lines of one rank that a cell shows as they come; after that only the last few, at the end."""
+
+TAIL_LINES = 10
+
+KEPT_BYTES = 64 << 20
+"""Bytes of one rank's output that are kept in ``run.logs``."""
+
+
+def prefix(rank: int, colour: bool = True) -> str:
+    """``[rank 2] ``, in the rank's colour."""
+    text = f"[rank {rank}]"
+    return f"\x1b[{COLOURS[rank % len(COLOURS)]}m{text}\x1b[0m " if colour else text + " "
+
+
+def to_cell(text: str) -> None:
+    """Print into the cell that is running."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+class Log:
+    """Collects the output of one rank, and passes whole lines on."""
+
+    def __init__(self, rank: int, show: Callable[[str], None], colour: bool = True) -> None:
+        self._prefix, self._show = prefix(rank, colour), show
+        self._rank = rank
+        self._rest = b""
+        self._kept: list[str] = []
+        self._kept_bytes = self._lines = 0
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+
+    def feed(self, data: bytes) -> None:
+        """Take what has come out of the rank."""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > 1 << 20:  # a line that never ends
+            whole.append(self._rest)
+            self._rest = b""
+        self._take([_last_state(line) for line in whole])
+
+    def finish(self) -> None:
+        """Pass on the line that was begun, and the end of an output that was cut short."""
+        if self._rest:
+            line, self._rest = self._rest, b""
+            self._take([_last_state(line)])
+        hidden = self._lines - SHOWN_LINES
+        if hidden > 0 and self._tail:
+            skipped = hidden - len(self._tail)
+            lines = [f"… {skipped} lines are only in run.logs[{self._rank}] …"] if skipped else []
+            self._show("".join(f"{self._prefix}{line}\n" for line in [*lines, *self._tail]))
+            self._tail.clear()
+
+    @property
+    def text(self) -> str:
+        """All that the rank has printed."""
+        return "".join(self._kept)
+
+    def _take(self, lines: list[str]) -> None:
+        if not lines:
+            return
+        room = max(0, SHOWN_LINES - self._lines)
+        self._lines += len(lines)
+        if room:
+            self._show("".join(f"{self._prefix}{line}\n" for line in lines[:room]))
+        self._tail.extend(lines[room:][-TAIL_LINES:])
+        self._keep("".join(f"{line}\n" for line in lines))
+
+    def _keep(self, text: str) -> None:
+        if self._kept_bytes < KEPT_BYTES:
+            self._kept.append(text)
+            self._kept_bytes += len(text)
+            if self._kept_bytes >= KEPT_BYTES:
+                self._kept.append("… the rest was not kept\n")
+
+
+def _last_state(line: bytes) -> str:
+    """The line as a terminal would show it in the end: progress bars write over themselves."""
+    return line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", "replace")
+
+
+def in_rank_order(logs: list[str], colour: bool) -> str:
+    """All output, rank by rank: the same text however the ranks were scheduled."""
+    return "".join(
+        f"{prefix(rank, colour)}{line}\n"
+        for rank, log in enumerate(logs)
+        for line in log.splitlines()
+    )
+
+
+def coloured() -> bool:
+    """Whether colours mean anything where the output goes."""
+    return in_notebook() or sys.stdout.isatty()
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel."""
+    try:
+        from IPython import get_ipython  # type: ignore[attr-defined]
+    except ImportError:
+        return False
+    return getattr(get_ipython(), "kernel", None) is not None
+
+
+def shower(block: bool) -> Callable[[str], None]:
+    """What prints for a run: the cell itself, or for one in the background a display of its own."""
+    return to_cell if block or not in_notebook() else Background().write
+
+
+class Background:
+    """Output of a run that goes on after its cell: a display, updated a few times a second."""
+
+    SHOWN = 200  # lines
+    PAUSE_S = 0.25
+
+    def __init__(self) -> None:
+        from IPython.display import display  # type: ignore[attr-defined]
+
+        self._lines: deque[str] = deque(maxlen=self.SHOWN)
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._handle = display(
+            {"text/plain": "Running in the background."}, raw=True, display_id=True
+        )
+
+    def write(self, text: str) -> None:
+        """Show ``text`` soon, together with what else comes until then."""
+        with self._lock:
+            self._lines.extend(text.splitlines())
+            if self._timer is None:
+                self._timer = threading.Timer(self.PAUSE_S, self._update)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _update(self) -> None:
+        with self._lock:
+            self._timer = None
+            text = "\n".join(self._lines)
+        self._handle.update({"text/plain": text}, raw=True)

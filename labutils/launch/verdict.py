@@ -1,0 +1,128 @@
+"""Judging a run: has it stalled, who hangs where, and can its ranks go on afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from labutils.launch.pool import Ranks
+from labutils.launch.processes import Process
+from labutils.launch.report import Ended, parse_stack
+
+if TYPE_CHECKING:
+    from labutils.launch.run import Run
+
+INTERRUPT = signal.SIGINT
+_STACK_S = 0.6  # how long ranks may take to write their stacks
+
+
+def stalled(run: Run, since: float, moved: float) -> str:
+    """Why the run is to be stopped; "" while it gets on.
+
+    It has stalled when a rank waits in one call since before ``since`` (``time.monotonic``), or when
+    no rank has completed a call, ended a span or printed a line since then.
+    """
+    board, running = run.ranks.board, [rank for rank in run.members if rank not in run.ends]
+    if moved > since and not any(run.ranks.board.last(rank) for rank in running):
+        return ""
+    limit = f"{run.timeout:g} s"
+    lasts = {rank: last for rank in running if (last := board.last(rank)) is not None}
+    waiting = {r: x for r, x in lasts.items() if x.state == "waiting" and x.since * 1e-9 < since}
+    change = "a longer limit is timeout=…, or None for no limit"
+    if waiting:
+        text = min(waiting.values(), key=lambda last: last.since).text
+        there = [
+            rank for rank, last in lasts.items() if last.state == "waiting" and last.text == text
+        ]
+        away = [rank for rank in run.members if rank not in there]
+        who = f"{names(away).lower()} did not call it" if away else "they wait for each other"
+        return f"{names(there)} waited more than {limit} in {text}; {who} ({change})."
+    if max([moved, *(board.advanced(rank) * 1e-9 for rank in running)]) < since:
+        return (
+            f"Nothing moved on for {limit}: no collective was completed, no span ended, no line "
+            f"printed, so the ranks were stopped ({change})."
+        )
+    return ""
+
+
+def names(ranks: list[int]) -> str:
+    """``Rank 2`` or ``Ranks 0, 1 and 3``."""
+    *most, last = map(str, ranks)
+    return f"Ranks {', '.join(most)} and {last}" if most else f"Rank {last}"
+
+
+def exit_code(process: Process, limit_s: float = 2.0) -> int:
+    """The exit code of a process that is ending; of one that does not end, as if killed."""
+    deadline = time.monotonic() + limit_s
+    while (code := process.exit_code()) is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    if code is None:
+        process.kill()
+    return -signal.SIGKILL if code is None else code
+
+
+def stacks(ranks: Ranks, stuck: list[int]) -> dict[int, list[tuple[str, int, str]]]:
+    """Python stacks of ranks that are still at work, innermost frame first.
+
+    The ranks' fault handlers write them, so this works also where the interpreter is blocked.
+    """
+    ends = {rank: _size(ranks, rank) for rank in stuck}
+    for rank in stuck:
+        if hasattr(signal, "SIGUSR1"):
+            ranks.processes[rank].kill(signal.SIGUSR1)
+        else:
+            with contextlib.suppress(OSError):
+                ranks.processes[rank].output.send(b"S")
+    deadline = time.monotonic() + _STACK_S
+    found: dict[int, list[tuple[str, int, str]]] = {rank: [] for rank in stuck}
+    while time.monotonic() < deadline and not all(found.values()):
+        time.sleep(0.02)
+        for rank in stuck:
+            found[rank] = found[rank] or parse_stack(_read(ranks, rank, ends[rank]))
+    return found
+
+
+def crash_stack(ranks: Ranks, rank: int) -> list[tuple[str, int, str]]:
+    """The stack that a rank's fault handler wrote when it crashed."""
+    return parse_stack(_read(ranks, rank, 0))
+
+
+def _size(ranks: Ranks, rank: int) -> int:
+    return os.fstat(ranks.crash[rank].fileno()).st_size
+
+
+def _read(ranks: Ranks, rank: int, start: int) -> str:
+    file = ranks.crash[rank]
+    file.seek(start)
+    return file.read().decode(errors="replace")
+
+
+def can_go_on(
+    keep: bool, members: list[int], ends: dict[int, Ended], counts: dict[int, dict[str, int]]
+) -> bool:
+    """Whether the ranks are still in step, so that a failed cell need not cost their variables.
+
+    All must have come back, and have made the same number of calls in each group, and as many
+    receives as there were sends.
+    """
+    back = all(
+        rank in ends and ends[rank].kind in ("returned", "error", "interrupted") for rank in members
+    )
+    if not (keep and back and all(rank in counts for rank in members)):
+        return False
+    return all(
+        _in_step(name, count, rank, counts)
+        for rank in members
+        for name, count in counts[rank].items()
+    )
+
+
+def _in_step(name: str, count: int, rank: int, counts: dict[int, dict[str, int]]) -> bool:
+    what, whom, *_ = name.split(" ")
+    if what in ("send", "recv"):
+        answer = f"{'recv' if what == 'send' else 'send'} {rank}"
+        return counts.get(int(whom), {}).get(answer, 0) == count
+    return all(counts.get(int(member), {}).get(name, 0) == count for member in whom.split(","))

@@ -1,0 +1,256 @@
+"""Costs against closed forms, and against published measurements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from timing_toys import toy
+
+from labutils.timing import cost, profiles
+from labutils.virtual.record import Copy, Kernel
+
+A100 = profiles.load("A100-SXM4-80GB")
+V100 = profiles.load("V100-SXM2")
+MiB = 1 << 20
+
+
+def matmul(m: int, n: int, k: int, dtype: str = "float32", kind: str = "gemm") -> Kernel:
+    item = cost.ITEM_BYTES[dtype]
+    shapes = ((m, k), (k, n))
+    return Kernel("mm", kind, dtype, 2 * m * n * k, item * (m * k + k * n), item * m * n, shapes, 3)
+
+
+def elementwise(nbytes: int, kind: str = "elementwise", name: str = "add") -> Kernel:
+    return Kernel(name, kind, "float32", 0, nbytes, nbytes, (), 3)
+
+
+# ---------------------------------------------------------------------------------------- kernels
+
+
+def test_a_view_takes_no_time_on_the_device() -> None:
+    assert cost.kernel_seconds(elementwise(1 << 30, "view"), A100) == 0
+
+
+def test_a_tiny_kernel_takes_the_shortest_time() -> None:
+    assert cost.kernel_seconds(elementwise(4), A100) == pytest.approx(
+        A100.model.kernel_floor, rel=1e-3
+    )
+
+
+def test_a_large_elementwise_kernel_runs_at_memory_speed() -> None:
+    for kind in ("elementwise", "norm", "reduction"):
+        seconds = cost.kernel_seconds(elementwise(4 << 30, kind), A100)
+        rate = 2 * (4 << 30) / seconds
+        assert rate == pytest.approx(2039e9 * A100.model.memory_efficiency, rel=0.01)
+
+
+def test_batch_norm_reads_its_input_more_than_once() -> None:
+    plain = cost.kernel_seconds(elementwise(1 << 30, "norm", "native_layer_norm"), V100)
+    batch = cost.kernel_seconds(elementwise(1 << 30, "norm", "native_batch_norm"), V100)
+    assert batch / plain == pytest.approx((V100.model.norm_read_passes + 1) / 2, rel=0.01)
+
+
+def test_a_multi_tensor_step_is_launched_in_parts() -> None:
+    one = Kernel("_foreach_add_", "optimizer", "float32", 0, 4, 4, (), 2)
+    per_launch = A100.model.tensors_per_launch
+    many = one._replace(tensors=3 * per_launch)
+    assert cost.kernel_seconds(many, A100) == pytest.approx(
+        3 * cost.kernel_seconds(one, A100), rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("kind", ["gemm", "conv", "attention"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("size", [64, 300, 1024, 4096, 16384])
+def test_no_kernel_beats_the_hardware(kind: str, dtype: str, size: int) -> None:
+    work = matmul(size, size, size, dtype, kind)
+    for name in profiles.names():
+        gpu = profiles.load(name).gpu
+        seconds = cost.kernel_seconds(work, profiles.load(name))
+        best = (
+            max(gpu.peak.values()) if dtype == "float16" or kind == "conv" else gpu.peak["float32"]
+        )
+        assert seconds > work.flops / best
+        assert seconds > work.bytes / gpu.memory_bandwidth
+
+
+def test_a_large_product_comes_near_the_librarys_best() -> None:
+    work = matmul(16384, 16384, 16384)
+    rate = work.flops / cost.kernel_seconds(work, V100)
+    assert rate / 15.7e12 == pytest.approx(V100.model.simt_efficiency, abs=0.05)
+
+
+def test_efficiency_grows_with_the_depth_of_the_sum() -> None:
+    rates = []
+    for k in (32, 128, 512, 2048):
+        work = matmul(8192, 8192, k, "float16")
+        rates.append(work.flops / cost.kernel_seconds(work, A100))
+    assert rates == sorted(rates)
+    assert rates[-1] > 2 * rates[0]
+
+
+def test_tiles_run_in_waves() -> None:
+    """One tile more than the multiprocessors hold takes as long as twice as many."""
+    profile = replace(A100, model=replace(A100.model, kernel_floor=0.0))
+    side, k = A100.model.tile_rows, 8192
+
+    def seconds(tiles: int) -> float:
+        return cost.kernel_seconds(matmul(side * tiles, side, k), profile)
+
+    processors = A100.gpu.multi_processor_count
+    assert seconds(processors + 1) == pytest.approx(2 * seconds(processors), rel=0.01)
+    assert seconds(2 * processors) == pytest.approx(2 * seconds(processors), rel=0.01)
+
+
+def test_long_sums_with_few_outputs_are_split() -> None:
+    """The gradient of a weight sums over a whole batch; it still uses the whole GPU."""
+    deep, wide = matmul(128, 128, 1 << 20), matmul(8192, 8192, 256)
+    assert deep.flops == wide.flops
+    ratio = cost.kernel_seconds(deep, V100) / cost.kernel_seconds(wide, V100)
+    assert ratio < 2
+
+
+def test_float32_convolutions_use_tf32_by_default_and_products_do_not() -> None:
+    work = matmul(8192, 8192, 8192)
+    assert cost.precision(work, A100) == "float32"
+    assert cost.precision(work._replace(kind="conv"), A100) == "tfloat32"
+    assert cost.precision(work._replace(kind="conv"), V100) == "float32"
+    allowed = replace(A100, tf32=frozenset({"conv", "gemm"}))
+    assert cost.kernel_seconds(work, A100) > 3 * cost.kernel_seconds(work, allowed)
+
+
+def test_a_type_that_the_gpu_lacks_runs_as_float32() -> None:
+    work = matmul(8192, 8192, 8192)
+    half = work._replace(dtype="bfloat16", bytes_written=work.bytes_written // 2)
+    assert cost.kernel_seconds(half, V100) == pytest.approx(
+        cost.kernel_seconds(work, V100), rel=0.02
+    )
+
+
+# ----------------------------------------------------------------------------------------- copies
+
+
+def test_copies_take_latency_and_bandwidth() -> None:
+    pinned, pageable = Copy(-1, 0, True, False), Copy(-1, 0, False, True)
+    bus = V100.bus
+    assert cost.copy_seconds(16 * MiB, pinned, V100) == bus.latency + 16 * MiB / 10.92e9
+    assert cost.copy_seconds(16 * MiB, pageable, V100) == bus.latency + 16 * MiB / 5.73e9
+    back = Copy(0, -1, True, False)
+    assert cost.copy_seconds(MiB, back, V100) == cost.copy_seconds(MiB, pinned, V100)
+
+
+def test_copies_between_gpus_use_their_link() -> None:
+    across, within = Copy(0, 1, True, False), Copy(0, 0, True, False)
+    assert cost.copy_seconds(1 << 30, across, A100) == pytest.approx((1 << 30) / 270e9, rel=0.01)
+    assert cost.copy_seconds(1 << 30, within, A100) < cost.copy_seconds(1 << 30, across, A100)
+
+
+# ------------------------------------------------------------------------------------ collectives
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_a_large_ring_all_reduce_sends_everything_nearly_twice(n: int) -> None:
+    size = 4 << 30
+    expected = 2 * (n - 1) / n * size / 229e9
+    assert cost.collective_seconds("all_reduce", size, n, A100) == pytest.approx(expected, rel=0.02)
+
+
+def test_the_two_halves_of_an_all_reduce() -> None:
+    base = A100.model.collective_base
+    for size in (4096, 25 * MiB, 1 << 30):
+        whole = cost.collective_seconds("all_reduce", size, 8, A100) - base
+        halves = [
+            cost.collective_seconds(op, size, 8, A100) - base
+            for op in ("reduce_scatter", "all_gather")
+        ]
+        assert sum(halves) == pytest.approx(whole)
+
+
+def test_a_broadcast_sends_everything_once() -> None:
+    seconds = cost.collective_seconds("broadcast", 4 << 30, 8, A100)
+    assert seconds == pytest.approx((4 << 30) / 229e9, rel=0.02)
+
+
+def test_small_messages_take_as_long_as_one_byte() -> None:
+    times = [cost.collective_seconds("all_reduce", n, 8, A100) for n in (0, 1, 1024, 32768)]
+    assert times == pytest.approx([times[0]] * 4)
+
+
+def test_the_measured_curve_is_met_at_its_points() -> None:
+    """Published: eight A100, 32 KiB to 1 GiB (stas00/ml-engineering)."""
+    published = {32 << 10: 43.8, MiB: 101.9, 16 * MiB: 276.6, 128 * MiB: 1327.6, 1 << 30: 8203.9}
+    for size, microseconds in published.items():
+        seconds = cost.collective_seconds("all_reduce", size, 8, A100)
+        assert seconds * 1e6 == pytest.approx(microseconds, rel=1e-6)
+
+
+def test_between_its_points_the_curve_never_falls_far() -> None:
+    sizes = [int(1.3**i) for i in range(30, 90)]
+    times = [cost.collective_seconds("all_reduce", n, 8, A100) for n in sizes]
+    assert all(later > 0.99 * sooner for sooner, later in pairwise(times))
+
+
+@pytest.mark.parametrize(
+    ("name", "fabric", "ranks", "nodes", "bus"),
+    [
+        ("H200-SXM", None, 8, 1, 367.6), ("DGX-1-V100", "ib-100g", 32, 4, 12.2),
+        ("DGX-1-V100", "ib-4x100g", 32, 4, 48), ("DGX-A100", "ib-4xHDR", 24, 3, 96),
+        ("DGX-1-V100", "eth-100g", 32, 4, 5),
+    ],
+)  # fmt: skip
+def test_published_bus_bandwidths(
+    name: str, fabric: str | None, ranks: int, nodes: int, bus: float
+) -> None:
+    size = 16 << 30
+    seconds = cost.collective_seconds("all_reduce", size, ranks, profiles.load(name, fabric), nodes)
+    assert 2 * (ranks - 1) / ranks * size / seconds / 1e9 == pytest.approx(bus, rel=0.02)
+
+
+def test_over_nodes_the_slowest_part_decides() -> None:
+    """A fast fabric leaves the links of the node as the limit."""
+    fabric = profiles.load("DGX-A100").fabric
+    assert fabric is not None
+    fast = replace(A100, fabric=replace(fabric, bandwidth=1e15, latency=1e-9))
+    within = cost.collective_seconds("all_reduce", 1 << 30, 8, A100)
+    assert cost.collective_seconds("all_reduce", 1 << 30, 16, fast, 2) == pytest.approx(within)
+
+
+def test_many_nodes_use_a_tree() -> None:
+    """Latency grows with the logarithm of the nodes, not with their number (NCCL tuning.cc)."""
+    profile = profiles.load("DGX-1-V100")
+    few, many = (cost.collective_seconds("all_reduce", 4, 8 * n, profile, n) for n in (32, 128))
+    assert many - few == pytest.approx(2 * 2 * 14e-6)
+
+
+def test_several_nodes_need_a_fabric() -> None:
+    with pytest.raises(ValueError, match="names no fabric between nodes: choose one"):
+        cost.collective_seconds("all_reduce", 4, 16, profiles.load("T4"), 2)
+
+
+def test_one_rank_has_nobody_to_wait_for() -> None:
+    assert cost.collective_seconds("all_reduce", 1 << 30, 1, A100) < 1e-5
+
+
+# ------------------------------------------------------------------------------------------ hosts
+
+
+def test_only_python_threads_hold_the_gil() -> None:
+    profile = toy(python=3, dispatch=5, engine=7)
+    work = elementwise(4)
+    assert cost.issue_seconds(work, True, profile) == pytest.approx((3e-6, 5e-6))
+    assert cost.issue_seconds(work, False, profile) == pytest.approx((0, 7e-6))
+    assert cost.issue_seconds(elementwise(4, "view"), True, profile) == pytest.approx((3e-6, 0))
+
+
+def test_costs_are_whole_nanoseconds_of_the_same_functions() -> None:
+    costs = cost.Costs(A100)
+    work = matmul(1000, 1000, 1000)
+    held, free, length, nbytes, detail = costs.kernel(work, True)
+    assert (held, free) == (10_000, 10_000)
+    assert length == round(cost.kernel_seconds(work, A100) * 1e9)
+    assert (nbytes, detail) == (work.bytes, "float32, 2 GFLOP")
+    assert costs.kernel(work, False)[0] == 0
+    expected = cost.collective_seconds("all_reduce", MiB, 8, A100)
+    assert costs.collective("all_reduce", MiB, 8, 1) == round(expected * 1e9)
