@@ -12,7 +12,7 @@ import torch
 from labutils.launch import output, wire
 from labutils.launch.group import device
 from labutils.launch.pool import Ranks, StartError, World
-from labutils.launch.run import RankFailure, RankTimeout, Run
+from labutils.launch.run import RankFailure, RankTimeout, Run, check_timeout
 
 __all__ = ["RankFailure", "RankTimeout", "Run", "StartError", "device", "launch", "torchrun"]
 
@@ -66,6 +66,7 @@ def launch(
     _not_inside_a_rank("lab.launch")
     if isinstance(args, str | bytes):
         raise TypeError(f"args must be a tuple of arguments, not {args!r}: write args=({args!r},).")
+    check_timeout(timeout)
     world = World(ranks, nodes)
     packed = wire.pack_call(fn, tuple(args), dict(kwargs or {}))
     name = getattr(fn, "__name__", "a function")
@@ -90,6 +91,7 @@ def torchrun(
     :class:`RankFailure` where torchrun's own exit code would go unnoticed in a notebook.
     """
     _not_inside_a_rank("lab.torchrun")
+    check_timeout(timeout)
     world = World(ranks, nodes)
     path = os.path.abspath(os.fspath(script))
     if not os.path.isfile(path):

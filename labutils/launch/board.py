@@ -53,6 +53,7 @@ class Board:
         self.path, self.rank = path, rank
         with open(path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
+        self.ranks = len(self._map) // _RANK
         self._base = rank * _RANK
         self._progress = 0
 

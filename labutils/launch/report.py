@@ -213,9 +213,10 @@ def _doing(end: Ended) -> str:
         return how + _last_text(end)
     if end.kind == "error" and end.error["type"] == "PeerFailed":
         return f"was stopped because of it: {readable(end.error['message'])}"
+    if end.kind == "error" and end.secondary:
+        return "was stopped because of it: its connection to another rank closed" + _last_text(end)
     if end.kind == "error":
-        follows = " (because of it)" if end.secondary else ""
-        return f"raised {_exception_line(end.error)}{follows}"
+        return f"raised {_exception_line(end.error)}"
     if end.kind == "returned":
         return "had finished" + _last_text(end)
     if end.kind == "interrupted":

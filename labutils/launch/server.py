@@ -132,7 +132,7 @@ class Server:
                 sock.close()
             for fd in (handle, self.wake_read, self.wake_write):
                 os.close(fd)
-            from labutils.launch import rank
+            import labutils.launch.rank as rank
 
             code = rank.main(socket.socket(fileno=channel), socket.socket(fileno=output))
         finally:

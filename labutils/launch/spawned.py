@@ -18,11 +18,11 @@ def main() -> None:
 
 def _shared() -> socket.socket:
     length = int.from_bytes(sys.stdin.buffer.read(4), "big")
-    return socket.fromshare(sys.stdin.buffer.read(length))  # type: ignore[attr-defined,no-any-return]
+    return socket.fromshare(sys.stdin.buffer.read(length))  # type: ignore[attr-defined]
 
 
 def connect() -> None:
-    """``spawned:connect PATH``: be a rank that torchrun has started; the notebook listens at PATH."""
+    """``spawned:connect PATH``: be a rank that torchrun started; the notebook listens at PATH."""
     ends = []
     for name in (b"C", b"O"):
         sock = socket.socket(socket.AF_UNIX)
@@ -33,11 +33,6 @@ def connect() -> None:
 
 
 def _be_rank(channel: socket.socket, output: socket.socket) -> None:
-    from labutils.launch import server
+    import labutils.launch.rank as rank
 
-    for name in server.PRELOAD:
-        __import__(name)
-    from labutils.launch import rank
-
-    code = rank.main(channel, output)
-    os._exit(code)
+    os._exit(rank.main(channel, output))

@@ -6,44 +6,36 @@ import contextlib
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
 
+from labutils.launch.board import Board
 from labutils.launch.pool import Ranks
 from labutils.launch.processes import Process
 from labutils.launch.report import Ended, parse_stack
 
-if TYPE_CHECKING:
-    from labutils.launch.run import Run
-
-INTERRUPT = signal.SIGINT
 _STACK_S = 0.6  # how long ranks may take to write their stacks
 
 
-def stalled(run: Run, since: float, moved: float) -> str:
+def stalled(board: Board, running: list[int], limit_s: float, moved: float) -> str:
     """Why the run is to be stopped; "" while it gets on.
 
-    It has stalled when a rank waits in one call since before ``since`` (``time.monotonic``), or when
-    no rank has completed a call, ended a span or printed a line since then.
+    It has stalled when a rank waits in one call for longer than ``limit_s``, or when for so long no
+    rank has completed a call, ended a span, or printed a line (the last one at ``moved``, on the
+    clock of ``time.monotonic``).
     """
-    board, running = run.ranks.board, [rank for rank in run.members if rank not in run.ends]
-    if moved > since and not any(run.ranks.board.last(rank) for rank in running):
-        return ""
-    limit = f"{run.timeout:g} s"
-    lasts = {rank: last for rank in running if (last := board.last(rank)) is not None}
-    waiting = {r: x for r, x in lasts.items() if x.state == "waiting" and x.since * 1e-9 < since}
+    since = time.monotonic() - limit_s
     change = "a longer limit is timeout=…, or None for no limit"
-    if waiting:
-        text = min(waiting.values(), key=lambda last: last.since).text
-        there = [
-            rank for rank, last in lasts.items() if last.state == "waiting" and last.text == text
-        ]
-        away = [rank for rank in run.members if rank not in there]
+    lasts = {rank: last for rank in running if (last := board.last(rank)) is not None}
+    waiting = {rank: last for rank, last in lasts.items() if last.state == "waiting"}
+    longest = min(waiting.values(), key=lambda last: last.since, default=None)
+    if longest is not None and longest.since * 1e-9 < since:
+        there = [rank for rank, last in waiting.items() if last.text == longest.text]
+        away = [rank for rank in range(board.ranks) if rank not in there]
         who = f"{names(away).lower()} did not call it" if away else "they wait for each other"
-        return f"{names(there)} waited more than {limit} in {text}; {who} ({change})."
+        return f"{names(there)} waited more than {limit_s:g} s in {longest.text}; {who} ({change})."
     if max([moved, *(board.advanced(rank) * 1e-9 for rank in running)]) < since:
         return (
-            f"Nothing moved on for {limit}: no collective was completed, no span ended, no line "
-            f"printed, so the ranks were stopped ({change})."
+            f"Nothing moved on for {limit_s:g} s: no collective was completed, no span ended, no "
+            f"line printed, so the ranks were stopped ({change})."
         )
     return ""
 
@@ -100,27 +92,23 @@ def _read(ranks: Ranks, rank: int, start: int) -> str:
     return file.read().decode(errors="replace")
 
 
-def can_go_on(
-    keep: bool, members: list[int], ends: dict[int, Ended], counts: dict[int, dict[str, int]]
-) -> bool:
+def in_step(members: list[int], ends: dict[int, Ended], counts: dict[int, dict[str, int]]) -> bool:
     """Whether the ranks are still in step, so that a failed cell need not cost their variables.
 
     All must have come back, and have made the same number of calls in each group, and as many
     receives as there were sends.
     """
-    back = all(
-        rank in ends and ends[rank].kind in ("returned", "error", "interrupted") for rank in members
-    )
-    if not (keep and back and all(rank in counts for rank in members)):
-        return False
-    return all(
-        _in_step(name, count, rank, counts)
+    back = all(ends[rank].kind in ("returned", "error", "interrupted") for rank in members)
+    return back and all(
+        _answered(name, count, rank, counts)
         for rank in members
-        for name, count in counts[rank].items()
+        for name, count in counts.get(rank, {"unknown": 1}).items()
     )
 
 
-def _in_step(name: str, count: int, rank: int, counts: dict[int, dict[str, int]]) -> bool:
+def _answered(name: str, count: int, rank: int, counts: dict[int, dict[str, int]]) -> bool:
+    if name == "unknown":
+        return False
     what, whom, *_ = name.split(" ")
     if what in ("send", "recv"):
         answer = f"{'recv' if what == 'send' else 'send'} {rank}"

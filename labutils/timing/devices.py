@@ -122,6 +122,10 @@ class Devices:
         event = self._events[entry.ref] = Event()
         self._put(self.stream(entry.device, entry.stream), self._record, at, entry, event)
 
+    def event_time(self, number: int) -> int:
+        """When that event happened, in nanoseconds."""
+        return self._events[number].time
+
     def wait(self, entry: Entry, at: int) -> None:
         """Let a stream wait for an event; for one that was never recorded nobody waits."""
         event = self._events.get(entry.ref)

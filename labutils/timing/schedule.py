@@ -91,6 +91,10 @@ class Scheduler:
         for thread in self._threads.values():
             thread.flush()
 
+    def event_seconds(self, number: int) -> float:
+        """When the event of that number, as it was recorded last, happened."""
+        return self._devices.event_time(number) / 1e9
+
     def trace(self, dropped: int = 0) -> Trace:
         """What is decided so far."""
         trace = Trace("simulated", self.profile.name, dropped=dropped, capacity=self.capacity)

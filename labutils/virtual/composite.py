@@ -22,7 +22,7 @@ from labutils.virtual.tensor import VirtualTensor, wrap
 aten = torch.ops.aten
 
 FUNCTIONS = (
-    (torch, "combinations istft matrix_rank nanquantile quantile stft"),
+    (torch, "combinations ctc_loss istft matrix_rank nanquantile quantile stft"),
     (torch.linalg, "matrix_rank"),
     (torch.nn.functional, "one_hot scaled_dot_product_attention"),
     (torch.Tensor, "istft nanquantile quantile stft"),
@@ -97,3 +97,12 @@ def _lazily_conjugating(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 HANDLERS[aten.linalg_pinv] = HANDLERS[aten.linalg_lstsq] = _lazily_conjugating
+
+
+def _packed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Packing sequences: the batch sizes stay on the CPU, where cuDNN wants them too."""
+    data, sizes = run(operator_of(func), args, kwargs)
+    return data, sizes.raw if type(sizes) is VirtualTensor else sizes
+
+
+HANDLERS[aten._pack_padded_sequence] = _packed

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.jit import _builtins
+from torch import autograd
 from torch.nn.parallel import _functions, comm
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer
@@ -28,6 +28,8 @@ from labutils.virtual import (
     copies,
     dispatch,
     distributed,
+    errors,
+    factories,
     methods,
     module,
     streams,
@@ -63,8 +65,9 @@ def register() -> None:
     _library = torch.library.Library("_", "IMPL")
     _library.fallback(_fallback, "PrivateUse1")
     methods.install(VirtualTensor)
-    _replace_factories()
+    factories.install()
     _replace_tensor_methods()
+    _check_gradients()
     _replace_accelerator()
     _replace_data_parallel()
     _replace_dropout()
@@ -81,85 +84,25 @@ def _fallback(func: Any, *args: Any, **kwargs: Any) -> Any:
     return dispatch.dispatch(func, args, kwargs)
 
 
-def _replace(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
-    """Put ``replacement`` in the place of ``owner.name``, also for TorchScript's compiler."""
-    operator = _builtins._find_builtin(getattr(owner, name))
-    if operator is not None:
-        _builtins._register_builtin(replacement, operator)
-    setattr(owner, name, replacement)
-
-
-def _is_virtual(device: Any) -> bool:
-    if isinstance(device, str):
-        return device.startswith("vgpu")
-    return isinstance(device, torch.device) and device.type == "vgpu"
-
-
-def _default_device() -> torch.device | None:
-    """What ``with torch.device(...)`` or ``torch.set_default_device`` says, if anything.
-
-    (``torch.get_default_device`` makes a tensor to find out, which would ask here again.)
-    """
-    for mode in reversed(_get_current_function_mode_stack()):
-        if isinstance(mode, DeviceContext):
-            return mode.device  # type: ignore[no-any-return]
-    return None
-
-
-def _replace_factories() -> None:
-    """``torch.tensor`` and its like build on the CPU, then move (C++ cannot build on vgpu:1)."""
-
-    def build_then_move(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(original)
-        def factory(*args: Any, **kwargs: Any) -> torch.Tensor:
-            device = kwargs.get("device")
-            if device is None and args and type(args[0]) is VirtualTensor:
-                device = args[0].device
-            if device is None and state.devices:
-                device = _default_device()
-            if not _is_virtual(device):
-                return original(*args, **kwargs)
-            requires_grad = kwargs.pop("requires_grad", False)
-            if args and type(args[0]) is VirtualTensor:
-                made = args[0].detach() if original is not _tensor else args[0].detach().clone()
-                return made.to(device, kwargs.get("dtype")).requires_grad_(requires_grad)
-            kwargs["device"] = "cpu"
-            return original(*args, **kwargs).to(device).requires_grad_(requires_grad)
-
-        return factory
-
-    def like(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(original)
-        def factory(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            device = kwargs.get("device")
-            if type(input) is VirtualTensor and device is not None and not _is_virtual(device):
-                input = torch.empty_strided(
-                    input.shape, input.stride(), dtype=input.dtype, device=device
-                )
-            return original(input, *args, **kwargs)
-
-        return factory
-
-    _tensor = torch.tensor
-    for name in ("tensor", "as_tensor", "asarray"):
-        _replace(torch, name, build_then_move(getattr(torch, name)))
-    for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint"):
-        _replace(torch, f"{name}_like", like(getattr(torch, f"{name}_like")))
-
-
 def _replace_tensor_methods() -> None:
     """Methods of plain tensors that must know of virtual ones."""
     plain = torch.Tensor
     to, pin_memory, is_pinned, data = plain.to, plain.pin_memory, plain.is_pinned, plain.data
+    type_as = plain.type_as
 
     @functools.wraps(to)
     def move_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if args and type(args[0]) is VirtualTensor:
             args = (args[0].device, args[0].dtype, *args[1:])
         device = args[0] if args else kwargs.get("device")
-        if not _is_virtual(device):
+        if not factories.is_virtual(device):
             return to(self, *args, **kwargs)
         return methods.to_virtual(self, *args, **kwargs)
+
+    @functools.wraps(type_as)
+    def become(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        virtual = VirtualTensor in (type(self), type(other))
+        return self.to(other.device, other.dtype) if virtual else type_as(self, other)
 
     @functools.wraps(pin_memory)
     def pin(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -176,10 +119,32 @@ def _replace_tensor_methods() -> None:
             data.__set__(self, value)
 
     plain.to = move_to  # type: ignore[method-assign, assignment]
+    plain.type_as = become  # type: ignore[method-assign]
     plain.pin_memory = pin  # type: ignore[method-assign, assignment]
     plain.is_pinned = pinned  # type: ignore[method-assign, assignment]
     plain.data = property(data.__get__, set_data)  # type: ignore[assignment]
     plain.vgpu = methods.vgpu  # type: ignore[attr-defined]
+
+
+def _check_gradients() -> None:
+    """``backward(gradient)`` refuses a gradient on another device."""
+    original = autograd._make_grads
+
+    @functools.wraps(original)
+    def make_grads(outputs: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
+        for output, grad in zip(outputs, grads):
+            if type(output) is VirtualTensor and isinstance(grad, torch.Tensor):
+                _check_same_device(output, grad)
+        return original(outputs, grads, *args, **kwargs)
+
+    autograd._make_grads = make_grads
+
+
+def _check_same_device(output: VirtualTensor, grad: torch.Tensor) -> None:
+    if grad.device != output.device:
+        plain = [] if type(grad) is VirtualTensor else [grad]
+        virtual = [output, grad] if type(grad) is VirtualTensor else [output]
+        raise RuntimeError(errors.mixed_devices("backward", virtual, plain))
 
 
 def _replace_accelerator() -> None:
@@ -260,7 +225,7 @@ def _replace_dropout() -> None:
 
         return dropout
 
-    _replace(torch, "dropout", fused(torch.dropout))
+    factories.replace(torch, "dropout", fused(torch.dropout))
     torch._VF.dropout = torch.dropout  # type: ignore[attr-defined]
 
 
@@ -270,7 +235,7 @@ def _replace_composites() -> None:
         for name in names.split():
             original = getattr(owner, name, None)
             if original is not None:
-                _replace(owner, name, composite.on_device(original))
+                factories.replace(owner, name, composite.on_device(original))
 
 
 def _mark_optimizer_steps() -> None:

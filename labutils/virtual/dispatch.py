@@ -82,7 +82,7 @@ def run(
     for tensor in inputs:
         if tensor.index != index:
             raise RuntimeError(errors.mixed_devices(operator.name, inputs, call.cpu))
-    if call.cpu and not operator.allows_cpu:
+    if call.cpu:
         _check_cpu_tensors(operator, call)
     result = implementation(*call.args) if implementation else _compute(operator, call)
     return _finish(operator, call, args, kwargs, result)
@@ -209,11 +209,15 @@ def _check_cpu_tensors(operator: Operator, call: Call) -> None:
     In a backward they all may: formulas in C++ make tensors "where the gradient is", which to C++
     is the CPU.
     """
+    suspects = call.cpu
+    if operator.data is not None:
+        data = [call.args[i] for i in operator.data if i < len(call.args)]
+        suspects = [t for t in call.cpu if any(t is d for d in data)]
     in_backward = _graph_task() != -1
-    for tensor in call.cpu:
+    for tensor in suspects:
         if (tensor.dim() and not in_backward) or not call.inputs:
             raise RuntimeError(errors.mixed_devices(operator.name, call.inputs, call.cpu))
-    if state.phantom:
+    if state.phantom and operator.data is None:
         call.args = [_to_meta(a) for a in call.args]
         call.kwargs = {k: _to_meta(v) for k, v in call.kwargs.items()}
 

@@ -33,6 +33,8 @@ def _to(self: VirtualTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return torch.ops.aten._to_copy(self, **options)  # type: ignore[no-any-return]
     if device.type == "meta":
         return torch.empty_like(self.raw, device="meta", dtype=options["dtype"])
+    if device.type not in ("vgpu", "cpu"):
+        return self.cpu().to(device, **options)
     return copies.to(self, device, non_blocking=non_blocking, **options)
 
 
@@ -114,7 +116,33 @@ def _grad(self: VirtualTensor) -> torch.Tensor | None:
     return gradient
 
 
+def _set_grad(self: VirtualTensor, value: torch.Tensor | None) -> None:
+    if value is not None and value.device != self.device:
+        raise RuntimeError(
+            f"assigned grad has data located on a different device: the tensor is on {self.device},"
+            f" the gradient on {value.device}."
+        )
+    _plain_grad.__set__(self, value)
+
+
 _plain_grad = _Tensor.grad
+
+
+def _type(self: VirtualTensor, dtype: Any = None, non_blocking: bool = False, **_: Any) -> Any:
+    """``Tensor.type``: the name of the type, or the tensor as another."""
+    if dtype is None:
+        return str(_Tensor.type(self)).replace("torch.", "torch.vgpu.")
+    if isinstance(dtype, torch.dtype):
+        return self.to(dtype, non_blocking=non_blocking)
+    return self.cpu().type(dtype)
+
+
+def _new(self: VirtualTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return self.raw.new(*args, **kwargs).to(self.device)
+
+
+def _no_dlpack(self: VirtualTensor, *args: Any, **kwargs: Any) -> Any:
+    raise BufferError(f"a tensor on vgpu:{self.index} cannot be exported: use .cpu() first.")
 
 
 def swap_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -158,7 +186,7 @@ def install(cls: type[VirtualTensor]) -> None:
     """Give ``cls`` these methods."""
     cls.device = property(_device)  # type: ignore[assignment]
     cls.data = property(_data, _set_data)  # type: ignore[assignment]
-    cls.grad = property(_grad, _plain_grad.__set__, _plain_grad.__delete__)  # type: ignore
+    cls.grad = property(_grad, _set_grad, _plain_grad.__delete__)  # type: ignore
     cls.is_cpu = property(lambda self: False)  # type: ignore[assignment]
     cls.is_vgpu = property(lambda self: True)  # type: ignore[attr-defined]
     methods: dict[str, Any] = {
@@ -169,7 +197,10 @@ def install(cls: type[VirtualTensor]) -> None:
         "vgpu": vgpu,
         "numpy": _numpy,
         "__array__": _numpy,
+        "__dlpack__": _no_dlpack,
         "tolist": _tolist,
+        "type": _type,
+        "new": _new,
         "__repr__": _repr,
         "__format__": _format,
         "__deepcopy__": _deepcopy,

@@ -13,8 +13,11 @@ HANDLERS: dict[Any, Callable[..., Any]] = {}
 """Operators that are more than "run it on the wrapped tensors", by packet, or by namespace for all
 of that namespace.  The modules that handle them add them here."""
 
-# Index tensors may lie on the CPU, as they may for CUDA tensors.
-_TAKES_CPU_TENSORS = {"index", "_index_put_impl_", "index_put", "index_put_", "_unsafe_index"}
+_DATA = {
+    "index": (0,), "_unsafe_index": (0,), "index_put": (0, 2), "index_put_": (0, 2),
+    "_index_put_impl_": (0, 2), "_ctc_loss": (0,), "_pack_padded_sequence": (0,),
+}  # fmt: skip
+"""Arguments that must be on the device, where others (indices, lengths) may lie on the CPU."""
 _MAY_ALIAS = {"_unsafe_view", "_reshape_alias", "lift_fresh", "unsafe_split", "unsafe_chunk"}
 """Operators whose result shares its argument's memory though their schema does not say so."""
 _SPLITS = {"split", "unbind", "chunk", "split_with_sizes"}
@@ -29,8 +32,8 @@ class Operator:
     """One ATen overload."""
 
     __slots__ = (
-        "allows_cpu",
         "changes_shape",
+        "data",
         "func",
         "handler",
         "kind",
@@ -46,7 +49,7 @@ class Operator:
         self.func = func
         self.name: str = func.overloadpacket.__name__
         self.handler = HANDLERS.get(func.overloadpacket) or HANDLERS.get(func.namespace)
-        self.allows_cpu = self.name in _TAKES_CPU_TENSORS
+        self.data = _DATA.get(self.name)
         self.changes_shape = self.name in _CHANGES_SHAPE
         self.needs_values = self.name in _NEEDS_VALUES
         self.written = tuple(

@@ -141,11 +141,14 @@ class Event(torch.Event):
     def __init__(self, enable_timing: bool = False, **_: Any) -> None:
         self.number = 0
         """0 until recorded."""
+        self.position = 0
+        """Where in the recorder's log it was recorded last."""
 
     def record(self, stream: torch.Stream | None = None) -> None:
         """Mark this point of ``stream`` (the current one if None)."""
         stream = current_stream() if stream is None else stream
         self.number = next(_event_ids)
+        self.position = state.recorder.count
         _log("record", stream.device_index, stream.stream_id, self.number)
 
     def wait(self, stream: torch.Stream | None = None) -> None:
