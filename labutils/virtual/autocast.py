@@ -1,8 +1,8 @@
 """Mixed precision: ``torch.autocast("vgpu", dtype)`` casts as ``torch.autocast("cuda", dtype)``.
 
 To PyTorch's C++ a virtual tensor is a CPU tensor, so its autocast for the CPU is switched on along
-with it: that runs matrix products, convolutions and attention in the low precision.  What CUDA keeps
-in float32 beyond that (softmax, normalisation, losses, exp, pow, …) is cast by a function mode.
+with it: that runs matrix products, convolutions and attention in the low precision.  What CUDA
+keeps in float32 beyond that (softmax, losses, exp, pow, …) is cast by a function mode.
 Source of the list: docs.pytorch.org/docs/stable/amp.html, "CUDA Ops that can autocast to float32".
 """
 

@@ -2,7 +2,7 @@
 
 These are the functions of ``torch.nn.parallel.comm`` that ``nn.DataParallel`` calls.  They group
 tensors into buffers, copy and share memory as PyTorch's CUDA versions do
-(torch/csrc/cuda/comm.cpp); broadcast and reduce are recorded as the NCCL collectives they are there.
+(torch/csrc/cuda/comm.cpp); broadcast and reduce are recorded as the NCCL collectives that they are.
 """
 
 from __future__ import annotations

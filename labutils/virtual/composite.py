@@ -1,8 +1,8 @@
 """Operators of which PyTorch's C++ makes more than one, and for which it looks at the device.
 
-To C++ a virtual tensor is on the CPU.  Tensors that a C++ function makes "where its argument is" are
-therefore plain CPU tensors; inside the functions listed here they become virtual ones.  (What the
-C++ of a backward makes is taken in by ``labutils.virtual.dispatch``.)
+To C++ a virtual tensor is on the CPU.  Tensors that a C++ function makes "where its argument is"
+are therefore plain CPU tensors; inside the functions listed here they become virtual ones.  (What
+the C++ of a backward makes is taken in by ``labutils.virtual.dispatch``.)
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from labutils.virtual.tensor import VirtualTensor, wrap
 aten = torch.ops.aten
 
 FUNCTIONS = (
-    (torch, "combinations ctc_loss istft matrix_rank nanquantile quantile stft"),
+    (torch, "combinations istft matrix_rank nanquantile quantile stft"),
     (torch.linalg, "matrix_rank"),
     (torch.nn.functional, "one_hot scaled_dot_product_attention"),
     (torch.Tensor, "istft nanquantile quantile stft"),
 )
 """Functions that make tensors in C++."""
 
-_FACTORIES = {
-    getattr(aten, name)
-    for name in "arange empty empty_strided eye full linspace logspace ones scalar_tensor zeros "
-    "tril_indices triu_indices".split()
-}
+_NAMES = (
+    "arange empty empty_strided eye full linspace logspace ones scalar_tensor zeros "
+    "tril_indices triu_indices"
+)
+_FACTORIES = {getattr(aten, name) for name in _NAMES.split()}
 
 
 class OnDevice(TorchDispatchMode):
@@ -68,6 +68,19 @@ def on_device(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(input, *args, **kwargs)
         with OnDevice(input.index):
             return original(input, *args, **kwargs)
+
+    return function
+
+
+def ctc_loss(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``torch.ctc_loss`` whose lengths, if they are numbers or on the CPU, go to the device."""
+
+    @functools.wraps(original)
+    def function(log_probs: Any, targets: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if type(log_probs) is VirtualTensor:
+            lengths = [torch.as_tensor(n, device=log_probs.device) for n in args[:2]]
+            targets, args = targets.to(log_probs.device), (*lengths, *args[2:])
+        return original(log_probs, targets, *args, **kwargs)
 
     return function
 

@@ -17,9 +17,7 @@ from torch import autograd
 from torch.nn.parallel import _functions, comm
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer
-from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _foreach_utils, backend_registration
-from torch.utils._device import DeviceContext
 
 from labutils.virtual import (
     autocast,
@@ -236,6 +234,7 @@ def _replace_composites() -> None:
             original = getattr(owner, name, None)
             if original is not None:
                 factories.replace(owner, name, composite.on_device(original))
+    factories.replace(torch, "ctc_loss", composite.ctc_loss(torch.ctc_loss))
 
 
 def _mark_optimizer_steps() -> None:

@@ -165,6 +165,10 @@ def _compute(operator: Operator, call: Call) -> Any:
     if not state.phantom or operator.returns != "fresh":
         try:
             return operator.func(*call.args, **call.kwargs)
+        except NotImplementedError as error:
+            if state.phantom and operator.returns == "none":
+                return None  # works in place, such as an optimizer's fused step: nothing to compute
+            raise errors.explain(error, operator.name, call.inputs, call.index) from None
         except RuntimeError as error:
             raise errors.explain(error, operator.name, call.inputs, call.index) from None
     try:

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
 from torch.utils._pytree import tree_leaves
 
-from labutils.virtual import errors, journal
+from labutils.virtual import journal
 from labutils.virtual.composite import OnDevice
 from labutils.virtual.dispatch import Call
 from labutils.virtual.operators import HANDLERS
@@ -43,23 +44,70 @@ _NAMES = {
 }
 
 
+_LARGE = {
+    "_allgather_base_": (0,),
+    "allgather_into_tensor_coalesced_": (0,),
+    "_reduce_scatter_base_": (1,),
+    "reduce_scatter_tensor_coalesced_": (1,),
+    "alltoall_base_": (0, 1),
+}
+"""Positions of the arguments that hold one part for each rank."""
+
+_WITHOUT_FUTURE = {"send", "recv_", "recv_any_source_", "barrier", "monitored_barrier_"}
+
+
 def run_collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a ``c10d`` operator on the wrapped tensors, and write it to the log."""
     call = Call(args, kwargs)
     packet = func.overloadpacket.__name__
-    if call.inputs and call.inputs[0].raw.is_meta:
-        result = _synchronise_only(packet, args)
-        return (args[0], result) if len(func._schema.returns) == 2 else result
-    result = func(*call.args, **call.kwargs)
+    originals = {id(t.raw): t for t in call.inputs}
+    if any(t.raw.is_meta for t in call.inputs):
+        tokens = _Tokens(packet, len(_group(args)[1]))
+        result = func(*[tokens.replace(a, n) for n, a in enumerate(args)], **kwargs)
+        originals = tokens.originals
+    else:
+        result = func(*call.args, **call.kwargs)
     if call.inputs:
         _record(_NAMES.get(packet, packet.strip("_")), call, args)
-    originals = {id(t.raw): t for t in call.inputs}
-    return _rewrap(result, originals)
+    if packet in _WITHOUT_FUTURE:
+        return _rewrap(result, originals)
+    return _rewrap(_promise(result, originals), originals)
 
 
-def _synchronise_only(packet: str, args: tuple[Any, ...]) -> Any:
-    """Phantom ranks exchange one byte, so that they wait for each other as real ones do."""
-    raise errors.no_values(f"torch.distributed's {packet.strip('_')}")
+def _promise(result: Any, originals: dict[int, VirtualTensor]) -> Any:
+    """``result`` with a work object whose future brings virtual tensors: DDP's hooks read it."""
+    *tensors, boxed = result if isinstance(result, list | tuple) else (result,)
+    future = dist.Work.unbox(boxed).get_future()
+    virtual = future.then(lambda done: _rewrap(done.value(), originals))
+    work = _create_work_from_future(virtual).boxed()
+    return (*tensors, work) if tensors else work
+
+
+class _Tokens:
+    """Stand-ins with an element or one per rank: phantom ranks exchange these, so that they wait
+    for each other, and time out or fail, as real ones do."""
+
+    def __init__(self, packet: str, ranks: int) -> None:
+        self.ranks = ranks
+        self.large = _LARGE.get(packet, ())
+        self.splits = packet == "alltoall_base_"
+        self.kept: list[torch.Tensor] = []
+        self.originals: dict[int, VirtualTensor] = {}
+        """What each token stands for, by its id."""
+
+    def replace(self, value: Any, position: int) -> Any:
+        """``value`` (argument number ``position``) with tokens in the place of its tensors."""
+        if isinstance(value, list | tuple):
+            if self.splits and position > 1:
+                return []  # split evenly
+            return [self.replace(v, position) for v in value]
+        if type(value) is not VirtualTensor:
+            return value
+        length = self.ranks if position in self.large else 1
+        token = torch.zeros(length, dtype=value.dtype)
+        self.kept.append(token)
+        self.originals[id(token)] = value
+        return token
 
 
 def _rewrap(value: Any, originals: dict[int, VirtualTensor]) -> Any:

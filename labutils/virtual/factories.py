@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch.jit import _builtins
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from labutils.virtual import streams
 from labutils.virtual.state import state

@@ -76,6 +76,6 @@ def _keep_order(host: HostThread, thread: str, inputs: Sequence[VirtualTensor]) 
 def _wait_for_collective(
     tensor: VirtualTensor, index: int, stream: int, thread: str, phase: str
 ) -> None:
-    """Let the stream wait for the collective that still owns ``tensor``, as ``work.wait()`` does."""
+    """Let the stream wait for the collective that owns ``tensor``, as ``work.wait()`` does."""
     state.recorder.append(Entry("wait", thread, index, stream, phase, None, tensor.block.event))
     tensor.block.event = 0

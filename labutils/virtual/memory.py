@@ -35,7 +35,7 @@ class Ledger:
         self.resize(devices, capacity)
 
     def resize(self, devices: int, capacity: int) -> None:
-        """Have at least ``devices`` devices, each of ``capacity`` bytes; live bytes stay counted."""
+        """Have at least ``devices`` devices of ``capacity`` bytes; live bytes stay counted."""
         with self.lock:
             self.capacity[:] = [capacity] * max(devices, len(self.allocated))
             columns = (

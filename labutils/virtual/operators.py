@@ -22,7 +22,8 @@ _MAY_ALIAS = {"_unsafe_view", "_reshape_alias", "lift_fresh", "unsafe_split", "u
 """Operators whose result shares its argument's memory though their schema does not say so."""
 _SPLITS = {"split", "unbind", "chunk", "split_with_sizes"}
 _CHANGES_SHAPE = {
-    "t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapaxes_", "resize_", "resize_as_"
+    "t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapaxes_", "resize_",
+    "resize_as_",
 }  # fmt: skip
 _NEEDS_VALUES = {"nonzero", "masked_select", "_unique2", "equal", "unique_dim", "is_nonzero"}
 """Operators whose result's size depends on values: with CUDA the host waits for them."""

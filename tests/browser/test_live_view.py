@@ -132,3 +132,19 @@ def check_reopened_without_kernel(
     page.click(".jp-Dialog button:has-text('No Kernel')")
     page.wait_for_function(f"document.querySelector('{PICTURE}').naturalWidth > 600")
     assert "Loading widget" not in page.inner_text(".jp-Notebook")
+
+
+def test_a_page_reloaded_during_the_run_gets_the_picture(
+    page: Any, notebook: Path, open_notebook: Callable[..., None], run_all: Callable[[Any], None],
+) -> None:  # fmt: skip
+    open_notebook(page, "live/feed.ipynb")
+    run_all(page)
+    page.wait_for_selector(CANVAS, timeout=60_000)
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    page.reload()
+    page.wait_for_selector(".jp-Notebook .jp-OutputArea-output", timeout=90_000)
+    (notebook.parent / "stop").touch()  # until then the busy kernel cannot answer the new page
+    page.wait_for_function(
+        f"document.querySelector('{PICTURE}')?.naturalWidth > 600", timeout=60_000
+    )
+    assert page.errors == []

@@ -1,0 +1,79 @@
+"""Watching CUDA devices, with the few calls to CUDA answered by a fake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import labutils as lab
+from labutils.cuda_source import CudaSource
+
+GIB = 2**30
+
+
+class FakeCuda:
+    """Two GPUs of 16 GiB; the second holds ever more memory."""
+
+    def __init__(self) -> None:
+        self.waited: list[int] = []
+        self.asked = 0
+
+    def memory_allocated(self, device: int) -> int:
+        self.asked += 1
+        return GIB if device == 0 else self.asked * GIB
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        answers: dict[str, Any] = {
+            "is_available": lambda: True,
+            "device_count": lambda: 2,
+            "mem_get_info": lambda device: (15 * GIB, 16 * GIB),
+            "get_device_name": lambda device: "Fake GPU",
+            "synchronize": self.waited.append,
+            "memory_allocated": self.memory_allocated,
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, answer)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    lab.virtual.disable()
+    fake = FakeCuda()
+    fake.install(monkeypatch)
+    return fake
+
+
+def test_a_watch_measures_memory_and_operations(fake: FakeCuda) -> None:
+    with lab.watch("on CUDA") as w:
+        a = torch.randn(256, 256)
+        with lab.span("product"):
+            a @ a
+    trace = w.trace
+    assert (trace.source, trace.hardware, trace.title) == ("measured", "2 × Fake GPU", "on CUDA")
+    assert trace.capacity == {"GPU 0": 16 * GIB, "GPU 1": 16 * GIB}
+    assert trace.peak_memory("GPU 0") == GIB
+    assert trace.peak_memory("GPU 1") == fake.asked * GIB
+    assert "aten::mm" in {s.name for s in trace.spans}
+    assert "lab.watch" not in {s.name for s in trace.spans}
+
+
+def test_both_clocks_share_an_axis(fake: FakeCuda) -> None:
+    with lab.watch("clocks") as w:
+        a = torch.randn(1024, 1024)
+        with lab.span("product"):
+            a @ a
+    (named,) = [s for s in w.trace.spans if s.name == "product"]
+    (measured,) = [s for s in w.trace.spans if s.name == "aten::mm"]
+    tolerance = 2e-3
+    assert named.start - tolerance < measured.start
+    assert measured.end < named.end + tolerance
+
+
+def test_the_devices_are_waited_for_at_both_ends(fake: FakeCuda) -> None:
+    source = CudaSource()
+    source.start()
+    assert fake.waited == [0, 1]
+    source.stop()
+    assert fake.waited == [0, 1, 0, 1]
