@@ -134,8 +134,8 @@ class Follower:
             self.trace.capacity[facts["device"]] = facts["capacity"]
         if abs(facts["offset_ns"]) > facts["error_ns"]:
             self.trace.notes.append(
-                f"the clock of rank {facts['rank']} was moved by {facts['offset_ns'] / 1e3:.0f} µs, "
-                f"uncertain to {facts['error_ns'] / 1e3:.0f} µs"
+                f"the clock of rank {facts['rank']} was moved by {facts['offset_ns'] // 1000} µs, "
+                f"uncertain to {facts['error_ns'] // 1000} µs"
             )
 
     def _seconds(self, file: _File, moment_ns: int) -> float:

@@ -511,12 +511,16 @@ def test_the_trace_does_not_depend_on_how_the_log_is_cut(seed: int) -> None:
 def test_a_running_program_is_decided_as_far_as_possible() -> None:
     """All that main has issued is decided, although the devices are far behind it."""
     player = Scheduler(toy(dispatch=1), 1)
+
+    def decided() -> int:
+        return sum(span.device == "GPU 0" for span in player.spans)
+
     player.feed([kernel(1000 * US)] * 10)
-    assert len(player.spans) == 10
+    assert decided() == 10
     player.feed([note("fork", WORKERS[0]), kernel(5), kernel(5)])
-    assert len(player.spans) == 10  # the worker may still say something
+    assert decided() == 10  # the worker may still say something
     player.feed([kernel(5, WORKERS[0]), note("join", WORKERS[0]), kernel(5)])
-    assert len([s for s in player.spans if s.device == "GPU 0"]) == 14
+    assert decided() == 14
 
 
 def test_the_trace_says_what_it_is() -> None:
@@ -537,14 +541,14 @@ def test_fewer_costs_never_make_a_program_of_one_thread_slower() -> None:
 def test_an_engine_never_does_two_things_at_once(seed: int) -> None:
     rng, engine, taken = random.Random(seed), Engine(), []
     now = 0
-    for _ in range(600):
+    for _ in range(400):
         now += rng.randrange(3)
         ready, length = now + rng.randrange(30), rng.randrange(1, 9)
         start = engine.fit(ready, length)
-        free = next(
-            t for t in range(ready, 10**9)
-            if all(t + length <= a or b <= t for a, b in taken)
-        )  # fmt: skip
+        ends = [end for _, end in taken if end > ready]
+        free = min(
+            at for at in (ready, *ends) if all(at + length <= a or b <= at for a, b in taken)
+        )
         assert start == free
         engine.take(start, start + length, now)
         taken.append((start, start + length))

@@ -42,7 +42,7 @@ class Reference:
         return sorted(self.ends, key=lambda item: (item[1], item[0]))
 
     def _streams(self) -> None:
-        while any([self._try(key, queue) for key, queue in self.streams.items()]):
+        while any(self._try(key, queue) for key, queue in self.streams.items()):
             pass
 
     def _thread(self, name: str) -> bool:

@@ -25,7 +25,8 @@ def run(
     answer: object, layers: int, batch: int, gpus: int
 ) -> dict[str, object]:
     """Output and gradient of a small network on ``gpus`` GPUs, and the GPUs that it ran on."""
-    devices = [torch.device(kind(), i) for i in range(min(gpus, torch.accelerator.device_count()))]
+    here = kind()
+    devices = [torch.device(here, i) for i in range(min(gpus, torch.accelerator.device_count()))]
     torch.manual_seed(layers * 1000 + batch)
     module = nn.Sequential(*(nn.Linear(6, 6) for _ in range(layers))).to(devices[0])
     ran_on: set[str] = set()

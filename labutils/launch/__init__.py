@@ -139,7 +139,9 @@ def _run(
 def _live_view(title: str) -> Any:
     from labutils.live import LiveView
 
-    return LiveView(title)
+    view = LiveView(title)
+    view.show()
+    return view
 
 
 def _not_inside_a_rank(name: str) -> None:

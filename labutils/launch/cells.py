@@ -8,8 +8,8 @@ import shlex
 import traceback
 from typing import Any, NoReturn
 
+from IPython.core import magic
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from labutils.launch import cellcode, output, wire
 from labutils.launch.pool import Ranks, World
@@ -17,6 +17,9 @@ from labutils.launch.processes import fork_server, forking_is_safe
 from labutils.launch.run import Run
 
 DEFAULT_RANKS = 4
+
+_cell_magic: Any = magic.cell_magic
+_line_magic: Any = magic.line_magic
 
 
 class CellSyntaxError(SyntaxError):
@@ -63,17 +66,18 @@ def _parser(magic: str) -> _Parser:
     return parser
 
 
-@magics_class
-class RanksMagics(Magics):  # type: ignore[misc]
+@magic.magics_class
+class RanksMagics(magic.Magics):
     """The magics, and the ranks that they talk to."""
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
+        self.notebook: dict[str, Any] = shell.user_ns
         self.ranks: Ranks | None = None
         self.cells = itertools.count(1)
         self.last: Run | None = None
 
-    @cell_magic("ranks")  # type: ignore[untyped-decorator]
+    @_cell_magic("ranks")
     def run_cell(self, line: str, cell: str) -> None:
         """``%%ranks 4 [--only 0,2] [--timeout 30] [--restart] [--collect]``: the cell on each rank.
 
@@ -99,16 +103,16 @@ class RanksMagics(Magics):  # type: ignore[misc]
             self._after(ranks)
         self._show_values(run)
 
-    @line_magic("ranks_push")  # type: ignore[untyped-decorator]
+    @_line_magic("ranks_push")
     def push(self, line: str) -> None:
         """``%ranks_push name …``: give variables of the notebook to each rank."""
         options = _parser("%ranks_push").parse_args(shlex.split(line))
-        missing = [name for name in options.names if name not in self.shell.user_ns]
+        missing = [name for name in options.names if name not in self.notebook]
         if missing:
             raise UsageError(
                 f"%ranks_push: the notebook has no variable named {', '.join(missing)}."
             )
-        values = {name: self.shell.user_ns[name] for name in options.names}
+        values = {name: self.notebook[name] for name in options.names}
         try:
             packed = wire.pack(values)
         except Exception as error:
@@ -119,7 +123,7 @@ class RanksMagics(Magics):  # type: ignore[misc]
         finally:
             self._after(ranks)
 
-    @line_magic("ranks_pull")  # type: ignore[untyped-decorator]
+    @_line_magic("ranks_pull")
     def pull(self, line: str) -> None:
         """``%ranks_pull name …``: make each name a list of the ranks' values."""
         options = _parser("%ranks_pull").parse_args(shlex.split(line))
@@ -131,7 +135,7 @@ class RanksMagics(Magics):  # type: ignore[misc]
         finally:
             self._after(self.ranks)
         for name in options.names:
-            self.shell.user_ns[name] = [run.results[rank][name] for rank in run.members]
+            self.notebook[name] = [run.results[rank][name] for rank in run.members]
             print(f"{name}: a list of {len(run.members)} values, one per rank")
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from labutils.launch.board import ABSENT, FAILED, FINISHED, GROUPS, Board
 from labutils.launch.calls import Call
 
-
 _PLACES = 3  # lines of the user's that are shown of a call: its own, and its callers'
 
 

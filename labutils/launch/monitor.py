@@ -190,7 +190,7 @@ def _watch_ddp() -> None:
 def _average(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """What DDP does without a hook: scale by 1/N, then sum over the ranks."""
     buffer = bucket.buffer().mul_(1.0 / group.size())
-    future = dist.all_reduce(buffer, group=group, async_op=True).get_future()  # type: ignore[union-attr]
+    future = dist.all_reduce(buffer, group=group, async_op=True).get_future()
     return future.then(lambda f: f.value()[0])
 
 

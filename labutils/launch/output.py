@@ -107,7 +107,7 @@ def coloured() -> bool:
 def in_notebook() -> bool:
     """Whether this process is a notebook's kernel."""
     try:
-        from IPython import get_ipython  # type: ignore[attr-defined]
+        from IPython import get_ipython
     except ImportError:
         return False
     return getattr(get_ipython(), "kernel", None) is not None
@@ -125,7 +125,7 @@ class Background:
     PAUSE_S = 0.25
 
     def __init__(self) -> None:
-        from IPython.display import display  # type: ignore[attr-defined]
+        from IPython.display import display
 
         self._lines: deque[str] = deque(maxlen=self.SHOWN)
         self._lock = threading.Lock()

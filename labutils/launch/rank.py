@@ -1,4 +1,4 @@
-"""What runs inside a rank: its environment, its process group, and the loop that serves the notebook."""
+"""What runs inside a rank: its environment, and the loop that serves the notebook."""
 
 from __future__ import annotations
 

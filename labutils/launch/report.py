@@ -14,8 +14,8 @@ from labutils.launch.calls import is_users
 
 _SIGNALS = {
     "SIGKILL": "it was killed from outside; when nobody did so, the system ran out of memory",
-    "SIGSEGV": "it touched memory that is not its own: a bug in compiled code, or wrong sizes given to it",
-    "SIGABRT": "compiled code gave up; tensors of different shapes or sizes in one collective do this",
+    "SIGSEGV": "it touched memory that is not its own: a bug in compiled code, or wrong sizes",
+    "SIGABRT": "compiled code gave up; tensors of different shapes in one collective do this",
     "SIGBUS": "memory could not be provided; a full or too small /dev/shm does this",
     "SIGFPE": "compiled code divided by zero",
     "SIGTERM": "it was asked to end from outside",
@@ -58,10 +58,10 @@ def explain_exit(code: int) -> str:
             name = signal.Signals(-code).name
         except ValueError:
             return f"it was ended by signal {-code}"
-        return f"it was ended by {name} (signal {-code}): {_SIGNALS.get(name, 'see man 7 signal')}"
-    return (
-        f"its process ended with exit code {code}: {_CODES.get(code, 'the code is its own choice')}"
-    )
+        why = _SIGNALS.get(name, "see man 7 signal")
+        return f"it was ended by {name} (signal {-code}): {why}"
+    why = _CODES.get(code, "the code is its own choice")
+    return f"its process ended with exit code {code}: {why}"
 
 
 def first_failure(ends: list[Ended]) -> Ended | None:
@@ -92,7 +92,7 @@ def place(filename: str, line: int) -> str:
 def cell_name(filename: str) -> str:
     """A cell's name as the notebook shows it."""
     try:
-        from IPython import get_ipython  # type: ignore[attr-defined]
+        from IPython import get_ipython
 
         shell = get_ipython()
         if shell is not None and (named := shell.compile.format_code_name(filename)):

@@ -84,7 +84,7 @@ class Run:
 
     @property
     def trace(self) -> Trace:
-        """What was measured so far.  Cells on the same ranks share a directory; each has its part."""
+        """What was measured so far (cells on the same ranks share a directory)."""
         return rundir.merge(self.directory, self.start_ns) if self.directory else Trace()
 
     @property

@@ -28,7 +28,9 @@ STATUS = struct.Struct("!i")
 
 PRELOAD = (
     "numpy", "psutil", "cloudpickle", "torch", "torch.distributed", "torch.nn.parallel",
-    "torch.utils.data", "torch._dynamo", "labutils", "labutils.launch.rank",
+    "torch.utils.data", "torch.utils.flop_counter", "torch._dynamo", "labutils",
+    "labutils.virtual", "labutils.virtual.device", "labutils.virtual.distributed",
+    "labutils.timing.profiles", "labutils.launch.rank",
 )  # fmt: skip
 
 _POLL_S = 0.5  # how often the parent's life is checked, should a copy of its sockets outlive it

@@ -93,7 +93,7 @@ def _culprit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     return "something that it uses"
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor) and obj.layout is torch.strided:
             plain = type(obj) in (torch.Tensor, torch.nn.Parameter)
@@ -114,7 +114,7 @@ def _as_bytes(tensor: torch.Tensor) -> tuple[Any, ...]:
     host = tensor.detach().cpu()
     if host.is_conj() or host.is_neg():
         host = host.resolve_conj().resolve_neg()
-    raw = host.contiguous().reshape(-1).view(torch.uint8).numpy()
+    raw: Any = host.contiguous().reshape(-1).view(torch.uint8).numpy()
     leaf_grad = tensor.requires_grad and tensor.is_leaf
     parameter = isinstance(tensor, torch.nn.Parameter)
     return pickle.PickleBuffer(raw), tensor.dtype, tuple(tensor.shape), leaf_grad, parameter

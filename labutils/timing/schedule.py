@@ -67,9 +67,10 @@ class Scheduler:
         self._sync = nanoseconds(profile.host.sync_seconds)
         self._start_thread = nanoseconds(profile.host.thread_seconds)
         self._do: dict[str, Callable[[Thread, Entry, int], int | None]] = {
-            "memory": self._memory, "record": self._record, "wait": self._wait,
+            "memory": self._mark, "record": self._mark, "wait": self._mark,
             "sync": self._synchronise, "fork": self._fork, "join": self._join,
-            "after": self._behind, "begin": self._begin, "end": self._end, "host": self._work,
+            "after": self._go_after, "begin": self._bracket, "end": self._bracket,
+            "host": self._work,
         }  # fmt: skip
 
     # ---------------------------------------------------------------------- the outer loop
@@ -107,7 +108,7 @@ class Scheduler:
 
     def _hear(self, thread: Thread, number: int, entry: Entry) -> None:
         """Queue an entry with its thread, and note whom it starts or waits for."""
-        until = 0
+        until = entry.ref if entry.what == "after" else 0
         if entry.what == "fork":
             self._children[number] = self._expect(entry.ref, thread, number)
         elif entry.what == "join":
@@ -231,28 +232,23 @@ class Scheduler:
 
     def _join(self, thread: Thread, entry: Entry, until: int) -> int | None:
         self._names.free(entry.ref)
-        return self._go_after(thread, until)
+        return self._go_after(thread, entry, until)
 
-    def _behind(self, thread: Thread, entry: Entry, until: int) -> int | None:
-        return self._go_after(thread, entry.ref)
-
-    def _go_after(self, thread: Thread, number: int) -> int | None:
-        """Go on once entry ``number`` has been issued; those before the first have been."""
-        place = number - self._first
+    def _go_after(self, thread: Thread, entry: Entry, until: int) -> int | None:
+        """Go on once entry ``until`` has been issued; those before the first have been."""
+        place = until - self._first
         if place < 0:
             return thread.time
         if place < len(self._issued) and self._issued[place] >= 0:
             return thread.wait(self._issued[place])
         thread.cost_after = 0
-        self._after.setdefault(number, []).append(thread)
+        self._after.setdefault(until, []).append(thread)
         return None
 
-    def _begin(self, thread: Thread, entry: Entry, until: int) -> int:
-        thread.stack.append((str(entry.ref), thread.time))
-        return thread.time
-
-    def _end(self, thread: Thread, entry: Entry, until: int) -> int:
-        if thread.stack:
+    def _bracket(self, thread: Thread, entry: Entry, until: int) -> int:
+        if entry.what == "begin":
+            thread.stack.append((str(entry.ref), thread.time))
+        elif thread.stack:
             name, start = thread.stack.pop()
             thread.show(name, start, thread.time, "span")
         return thread.time
@@ -287,16 +283,11 @@ class Scheduler:
         pageable = min(copy.source, copy.target) < 0 and not copy.pinned
         return self._await(thread, done) if copy.blocking or pageable else at
 
-    def _memory(self, thread: Thread, entry: Entry, until: int) -> int:
-        self._devices.sample(entry, thread.time)
-        return thread.time
-
-    def _record(self, thread: Thread, entry: Entry, until: int) -> int:
-        self._devices.record(entry, thread.time)
-        return thread.time
-
-    def _wait(self, thread: Thread, entry: Entry, until: int) -> int:
-        self._devices.wait(entry, thread.time)
+    def _mark(self, thread: Thread, entry: Entry, until: int) -> int:
+        """What goes to a stream and costs the host nothing."""
+        devices = self._devices
+        act = {"memory": devices.sample, "record": devices.record, "wait": devices.wait}
+        act[entry.what](entry, thread.time)
         return thread.time
 
     def _synchronise(self, thread: Thread, entry: Entry, until: int) -> int | None:

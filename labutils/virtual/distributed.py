@@ -53,8 +53,6 @@ _LARGE = {
 }
 """Positions of the arguments that hold one part for each rank."""
 
-_WITHOUT_FUTURE = {"send", "recv_", "recv_any_source_", "barrier", "monitored_barrier_"}
-
 
 def run_collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a ``c10d`` operator on the wrapped tensors, and write it to the log."""
@@ -69,15 +67,16 @@ def run_collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         result = func(*call.args, **call.kwargs)
     if call.inputs:
         _record(_NAMES.get(packet, packet.strip("_")), call, args)
-    if packet in _WITHOUT_FUTURE:
-        return _rewrap(result, originals)
     return _rewrap(_promise(result, originals), originals)
 
 
 def _promise(result: Any, originals: dict[int, VirtualTensor]) -> Any:
     """``result`` with a work object whose future brings virtual tensors: DDP's hooks read it."""
     *tensors, boxed = result if isinstance(result, list | tuple) else (result,)
-    future = dist.Work.unbox(boxed).get_future()
+    try:
+        future = dist.Work.unbox(boxed).get_future()
+    except (RuntimeError, TypeError):  # gloo's reduce_scatter, send and recv have none
+        return result
     virtual = future.then(lambda done: _rewrap(done.value(), originals))
     work = _create_work_from_future(virtual).boxed()
     return (*tensors, work) if tensors else work
