@@ -11,8 +11,9 @@ import torch
 
 from labutils.launch import output, wire
 from labutils.launch.group import device
-from labutils.launch.pool import Ranks, StartError, World
+from labutils.launch.pool import Ranks, StartError
 from labutils.launch.run import RankFailure, RankTimeout, Run, check_timeout
+from labutils.launch.world import World
 
 __all__ = ["RankFailure", "RankTimeout", "Run", "StartError", "device", "launch", "torchrun"]
 

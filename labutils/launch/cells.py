@@ -12,9 +12,10 @@ from IPython.core import magic
 from IPython.core.error import UsageError
 
 from labutils.launch import cellcode, output, wire
-from labutils.launch.pool import Ranks, World
+from labutils.launch.pool import Ranks
 from labutils.launch.processes import fork_server, forking_is_safe
 from labutils.launch.run import Run
+from labutils.launch.world import World
 
 DEFAULT_RANKS = 4
 
@@ -22,11 +23,14 @@ _cell_magic: Any = magic.cell_magic
 _line_magic: Any = magic.line_magic
 
 
-class CellSyntaxError(SyntaxError):
-    """The cell is not Python; shown without the frames of the magic."""
+class CellSyntaxError(Exception):
+    """The cell is not Python.  (IPython shows the frames of a SyntaxError whatever it says.)"""
+
+    def __init__(self, error: SyntaxError) -> None:
+        super().__init__("".join(traceback.format_exception_only(type(error), error)).rstrip())
 
     def _render_traceback_(self) -> list[str]:
-        return "".join(traceback.format_exception_only(SyntaxError, self)).splitlines()
+        return str(self).splitlines()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -90,7 +94,7 @@ class RanksMagics(magic.Magics):
         try:
             cellcode.compile_cell(cell, filename)
         except SyntaxError as error:  # the notebook's, not four ranks'
-            raise CellSyntaxError(*error.args) from None
+            raise CellSyntaxError(error) from None
         ranks = self._ranks(options.ranks, options.restart)
         shown = (lambda _: None) if options.collect else output.to_cell
         message = ("cell", {"source": cell, "filename": filename})

@@ -19,9 +19,10 @@ import tempfile
 import time
 from typing import IO, Any
 
-from labutils.launch.pool import START_S, Ranks, StartError, World
+from labutils.launch.pool import START_S, Ranks, StartError
 from labutils.launch.processes import Process, adopt, python
 from labutils.launch.wire import Channel
+from labutils.launch.world import World
 
 _EXIT = re.compile(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 _AGENT_S = 8.0  # how long an agent may take to say how its rank ended

@@ -216,4 +216,5 @@ def _timed_hook(module: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
         future.add_done_callback(lambda _: monitor.end(call, mark))
         return future
 
+    timed.__annotations__.clear()  # DDP wants the class there, or nothing; not its name
     return timed

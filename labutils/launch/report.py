@@ -65,7 +65,7 @@ def explain_exit(code: int) -> str:
 
 
 def first_failure(ends: list[Ended]) -> Ended | None:
-    """The failure that the others follow from: real ones before their consequences, then by time."""
+    """The failure that the others follow from: causes before consequences, then by time."""
     failed = [end for end in ends if end.kind in ("error", "died")]
     first = min(failed, key=lambda end: (end.secondary, end.time_ns), default=None)
     # Of ranks that fail in the same way the lowest is named: which was faster says nothing.

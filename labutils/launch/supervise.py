@@ -12,10 +12,10 @@ from labutils import rundir
 from labutils.launch import board as boards
 from labutils.launch import verdict
 from labutils.launch.failures import describe_exception
-from labutils.launch.pool import free_memory
 from labutils.launch.report import Ended, first_failure, readable, report
 from labutils.launch.run import RankFailure, RankTimeout, Run
 from labutils.launch.wire import Packed
+from labutils.launch.world import free_memory
 
 _TICK_S = 0.05
 _WATCH_S = 0.2  # between two updates of a live view

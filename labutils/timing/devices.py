@@ -47,7 +47,7 @@ class Devices:
         self.streams: dict[tuple[int, int], Stream] = {}
         self.now = 0
         """No operation will be issued before this time."""
-        self.depth = costs.profile.host.queue_depth
+        self._depth = costs.profile.host.queue_depth
         self._launch = nanoseconds(costs.profile.host.launch_seconds)
         self._compute = [Engine() for _ in rows]
         self._events: dict[int, Event] = {}
@@ -61,14 +61,19 @@ class Devices:
         """The stream of that number, made at its first use."""
         stream = self.streams.get((device, number))
         if stream is None:
-            stream = self.streams[device, number] = Stream(device, number, self.depth)
+            stream = self.streams[device, number] = Stream(device, number, self._depth)
         return stream
 
     # ------------------------------------------------------------------------- what threads ask for
 
-    def compute(self, stream: Stream, at: int, entry: Entry, cost: tuple[int, int, str]) -> None:
+    def room(self, entry: Entry) -> int:
+        """When the launch queue has room for one more kernel."""
+        ends = self.stream(entry.device, entry.stream).ends
+        return ends[0] if len(ends) == self._depth else 0
+
+    def compute(self, entry: Entry, at: int, cost: tuple[int, int, str]) -> None:
         """Issue a kernel of (nanoseconds, bytes, detail) at time ``at``."""
-        self._put(stream, self._kernel, at, entry, cost)
+        self._put(self.stream(entry.device, entry.stream), self._kernel, at, entry, cost)
 
     def copy(self, entry: Entry, at: int) -> Event:
         """Issue a copy; returns what happens when it has ended."""
@@ -203,8 +208,6 @@ class Devices:
             return False
         stream.tail = max(stream.tail, event.time)
         return True
-
-    # ---------------------------------------------------------------------------------------- parts
 
     def _meet(
         self, stream: Stream, at: int, gate: Gate, entry: Entry, start: Callable[[int, Entry], int]

@@ -52,9 +52,8 @@ class Scheduler:
         self.profile, self._costs = profile, Costs(profile)
         rows = [f"{'rank' if merged else 'GPU'} {i}" for i in range(devices)]
         self.capacity = dict(zip(rows, capacity, strict=False))
-        self._devices = Devices(
-            self._costs, rows, allocated, merged, per_node or profile.gpus, self._wake
-        )
+        nodes = per_node or profile.gpus
+        self._devices = Devices(self._costs, rows, allocated, merged, nodes, self._wake)
         self.spans, self.memory = self._devices.spans, self._devices.memory
         self._heap: list[tuple[int, tuple[Any, ...], Thread]] = []
         self._threads: dict[str, Thread] = {}
@@ -70,10 +69,8 @@ class Scheduler:
             "memory": self._mark, "record": self._mark, "wait": self._mark,
             "sync": self._synchronise, "fork": self._fork, "join": self._join,
             "after": self._go_after, "begin": self._bracket, "end": self._bracket,
-            "host": self._work,
+            "host": self._bracket,
         }  # fmt: skip
-
-    # ---------------------------------------------------------------------- the outer loop
 
     def feed(self, entries: Iterable[Entry]) -> None:
         """Take the next entries of the log, and decide all that they allow to decide."""
@@ -197,8 +194,6 @@ class Scheduler:
         thread.time, thread.parked = at, False
         heapq.heappush(self._heap, (at, thread.rank, thread))
 
-    # ---------------------------------------------------------------------- threads
-
     def _thread(self, name: str) -> Thread:
         thread = self._threads.get(name)
         if thread is None:
@@ -248,15 +243,12 @@ class Scheduler:
     def _bracket(self, thread: Thread, entry: Entry, until: int) -> int:
         if entry.what == "begin":
             thread.stack.append((str(entry.ref), thread.time))
+        elif entry.what == "host":
+            return thread.work(nanoseconds(entry.ref), entry.phase)
         elif thread.stack:
             name, start = thread.stack.pop()
             thread.show(name, start, thread.time, "span")
         return thread.time
-
-    def _work(self, thread: Thread, entry: Entry, until: int) -> int:
-        return thread.work(nanoseconds(entry.ref), entry.phase)
-
-    # ---------------------------------------------------------------------- operations
 
     def _issue(self, thread: Thread, entry: Entry) -> int:
         """The host's part of an operation; returns its end."""
@@ -269,10 +261,10 @@ class Scheduler:
         if entry.what == "kernel":
             _, _, length, nbytes, detail = self._costs.kernel(entry.kernel, thread.python)
             if length:
-                stream = devices.stream(entry.device, entry.stream)
-                if stream.ends and len(stream.ends) == devices.depth and stream.ends[0] > at:
-                    return thread.wait(stream.ends[0], "launch queue full")
-                devices.compute(stream, at, entry, (length, nbytes, detail))
+                room = devices.room(entry)
+                if room > at:
+                    return thread.wait(room, "launch queue full")
+                devices.compute(entry, at, (length, nbytes, detail))
             thread.due = None
             return at
         thread.due = None
