@@ -10,26 +10,32 @@ from typing import TYPE_CHECKING, Any
 
 _HOME = {
     "MemorySample": "trace",
+    "RankFailure": "launch",
     "Span": "trace",
     "Trace": "trace",
     "check": "exercises",
+    "before_after": "holdings",
     "describe": "devices",
+    "device": "launch",
     "exercise": "exercises",
     "explore": "live",
     "gpus": "devices",
     "hint": "exercises",
+    "launch": "launch",
+    "load_ipython_extension": "launch.cells",
     "models": "models",
     "figures": "figures",
     "profiles": "timing.profiles",
     "progress": "exercises",
     "solution": "exercises",
     "span": "telemetry",
+    "torchrun": "launch",
     "virtual": "virtual",
     "watch": "watching",
 }
 """Where each public name lives."""
 
-_MODULES = {"figures", "models", "profiles", "virtual"}
+_MODULES = {"figures", "launch", "models", "profiles", "virtual"}
 """Names that are modules themselves."""
 
 __all__ = sorted(_HOME)
@@ -49,9 +55,12 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from labutils import figures, models, virtual
+    from labutils import figures, launch, models, virtual
     from labutils.devices import describe, gpus
     from labutils.exercises import check, exercise, hint, progress, solution
+    from labutils.holdings import before_after
+    from labutils.launch import RankFailure, device, torchrun
+    from labutils.launch.cells import load_ipython_extension
     from labutils.live import explore
     from labutils.telemetry import span
     from labutils.timing import profiles

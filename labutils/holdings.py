@@ -41,6 +41,7 @@ def before_after(before: Sequence[Any], after: Sequence[Any], title: str) -> Tra
     columns = max([1, *map(len, held + holds)])
     figure = TraceFigure(figsize=(min(10.0, 2.2 + 1.0 * columns), 0.42 * len(held) + 0.75))
     FigureCanvasAgg(figure)
+    figure.description = f"who holds what before and after {title}"
     left, right = figure.subplots(1, 2, sharey=True)
     _draw(left, held, owner, columns, "before")
     _draw(right, holds, owner, columns, f"after {title}")

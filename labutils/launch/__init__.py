@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -148,3 +149,12 @@ def _live_view(title: str) -> Any:
 def _not_inside_a_rank(name: str) -> None:
     if "labutils.launch.rank" in sys.modules and torch.distributed.is_initialized():
         raise RuntimeError(f"{name} was called inside a rank; call it in the notebook.")
+
+
+class _CallableModule(types.ModuleType):
+    """``lab.launch`` is this package, and ``lab.launch(fn)`` calls :func:`launch`."""
+
+    __call__ = staticmethod(launch)
+
+
+sys.modules[__name__].__class__ = _CallableModule

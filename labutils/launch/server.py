@@ -28,11 +28,14 @@ STATUS = struct.Struct("!i")
 
 PRELOAD = (
     "numpy", "psutil", "cloudpickle", "torch", "torch.distributed", "torch.nn.parallel",
-    "torch.utils.data", "torch.utils.flop_counter", "torch._dynamo", "labutils",
-    "labutils.virtual", "labutils.virtual.device", "labutils.virtual.distributed",
-    "labutils.timing.profiles", "labutils.launch.rank",
+    "torch.utils.data", "torch.utils.flop_counter", "labutils", "labutils.virtual.device",
+    "labutils.virtual.distributed", "labutils.timing.profiles", "labutils.launch.rank",
 )  # fmt: skip
 
+LATER = ("torch._dynamo",)
+"""Imported once nobody is waiting: the first ``DDP()`` needs it, the first launch does not."""
+
+_IDLE_S = 1.0  # nobody is waiting when nobody has asked for so long, and no rank is alive
 _POLL_S = 0.5  # how often the parent's life is checked, should a copy of its sockets outlive it
 
 
@@ -41,11 +44,24 @@ def main() -> None:
     requests, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
-    for name in PRELOAD:
-        __import__(name)
-    gc.collect()
-    gc.freeze()  # the shared pages stay shared: no collector writes to them
+    load(PRELOAD)
     Server(requests, parent).serve()
+
+
+def load(names: tuple[str, ...]) -> None:
+    """Import modules whose pages the ranks are to share."""
+    gc.disable()  # quicker, and what is frozen below no collector writes to: it stays shared
+    for name in names:
+        __import__(name)
+    if "labutils.virtual.device" in names:
+        # Registering virtual GPUs writes to many pages; here it does so once, for all ranks.
+        import labutils.virtual as virtual
+
+        virtual.enable(1)
+        virtual.disable()
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def adopt_orphans() -> None:
@@ -87,10 +103,15 @@ class Server:
         """Work until the notebook is gone; does not return."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self.wake_write)
+        asked, waiting_to_load = time.monotonic(), True
         while os.getppid() == self.parent:
+            if waiting_to_load and not self.handles and time.monotonic() > asked + _IDLE_S:
+                load(LATER)
+                waiting_to_load = False
             for key, _ in self.selector.select(_POLL_S):
                 if key.fileobj is self.requests:
                     self.answer()
+                    asked = time.monotonic()
                 elif key.fileobj == self.wake_read:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self.wake_read, 4096)

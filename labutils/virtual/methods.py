@@ -150,7 +150,9 @@ def swap_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     fresh = value.detach()
     fresh = torch.nn.Parameter(fresh) if isinstance(tensor, torch.nn.Parameter) else fresh
     fresh.requires_grad_(tensor.requires_grad)
+    gradient = _plain_grad.__get__(tensor)
     torch.utils.swap_tensors(tensor, fresh)
+    _plain_grad.__set__(tensor, gradient)
 
 
 def _new_tensor(self: VirtualTensor, data: Any, **kwargs: Any) -> torch.Tensor:

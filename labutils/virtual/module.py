@@ -129,7 +129,8 @@ def manual_seed(seed: int) -> None:
 
 
 def manual_seed_all(seed: int) -> None:
-    """Called by ``torch.manual_seed``, which has seeded the shared generator already."""
+    """Seed the generator of all virtual GPUs (``torch.manual_seed`` calls this too)."""
+    torch.default_generator.manual_seed(seed)
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:

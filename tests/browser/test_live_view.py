@@ -148,3 +148,18 @@ def test_a_page_reloaded_during_the_run_gets_the_picture(
         f"document.querySelector('{PICTURE}')?.naturalWidth > 600", timeout=60_000
     )
     assert page.errors == []
+
+
+def test_draws_in_notebook_7_too(page: Any, lab_server: Any, notebook: Path) -> None:
+    page.goto(f"{lab_server.url}notebooks/live/feed.ipynb?token={lab_server.token}")
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=90_000)
+    page.click(".jp-Notebook .jp-CodeCell .cm-content")
+    page.keyboard.press("Shift+Enter")
+    page.wait_for_selector(CANVAS, timeout=60_000)
+    page.wait_for_selector(".lab-legend >> text=backward", timeout=20_000)
+    wait_for_change(page, page.evaluate(IMAGE))
+    (notebook.parent / "stop").touch()
+    page.wait_for_selector(CANVAS, state="detached", timeout=60_000)
+    page.wait_for_function(f"document.querySelector('{PICTURE}')?.naturalWidth > 600")
+    # Notebook 7 complains about plugins of JupyterLab that it does not have.
+    assert [e for e in page.errors if "registered" not in e and "'schema'" not in e] == []
