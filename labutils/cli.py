@@ -15,6 +15,8 @@ from importlib import import_module
 COMMANDS = {
     "run": ("labutils.batch", "execute the labs without a browser and write a summary"),
     "doctor": ("labutils.doctor", "check that this machine is ready for the labs"),
+    "predict": ("labutils.timing.command", "predict a training step on other hardware"),
+    "measure-hardware": ("labutils.timing.measure", "measure this machine, and write a profile"),
     "refresh": ("labutils.notebooks", "execute the labs in place, for stored outputs (authors)"),
 }
 

@@ -77,5 +77,3 @@ def _later(span: Span, seconds: float) -> Span:
 def _wait_for_all(devices: int) -> None:
     for i in range(devices):
         torch.cuda.synchronize(i)
-
-

@@ -38,8 +38,8 @@ def gpus(
 def describe(devices: list[torch.device]) -> str:
     """One sentence on what ``devices`` are, and what of their figures is measured."""
     if devices[0].type != "vgpu":
-        names = {torch.cuda.get_device_name(d) for d in devices}
-        return f"{len(devices)} real GPUs ({', '.join(sorted(names))}): values, memory, time measured"
+        names = ", ".join(sorted({torch.cuda.get_device_name(d) for d in devices}))
+        return f"{len(devices)} real GPUs ({names}): values, memory and time are measured"
     gpu = torch.get_device_module("vgpu").get_device_properties(0)
     values = "none computed" if virtual.is_phantom() else "exact"
     return (

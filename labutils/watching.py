@@ -60,7 +60,9 @@ class Watch:
 
         source = self._source
         source.start()
-        self._view = LiveView(self.title, source.rows, source.capacity, source.kind, source.hardware)
+        self._view = LiveView(
+            self.title, source.rows, source.capacity, source.kind, source.hardware
+        )
         if self._show:
             self._view.show()
         self._ended = threading.Event()

@@ -25,14 +25,20 @@ def test_a_number_keeps_the_colour_of_the_rank_it_came_from() -> None:
 
 
 def test_sums_are_white_and_nothing_is_said_to_be_nothing() -> None:
-    figure = holdings.before_after([torch.tensor([1.0]), torch.tensor([2.0])], [[3.0], None], "reduce")
+    figure = holdings.before_after(
+        [torch.tensor([1.0]), torch.tensor([2.0])], [[3.0], None], "reduce"
+    )
     assert cells(figure.axes[1]) == [("3", "#FFFFFF")]
     assert "nothing" in [t.get_text() for t in figure.axes[1].texts]
 
 
 def test_the_axes_name_the_ranks_and_the_operation() -> None:
     figure = holdings.before_after([[1]] * 3, [[1]] * 3, "broadcast")
-    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["rank 0", "rank 1", "rank 2"]
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == [
+        "rank 0",
+        "rank 1",
+        "rank 2",
+    ]
     assert figure.axes[1].get_title(loc="left") == "after broadcast"
 
 

@@ -42,7 +42,6 @@ def model() -> nn.Sequential:
         ("cpu", "cpu"),
         ("vgpu:3", "vgpu:3"),
         ("vgpu", "vgpu:0"),
-        (torch.device("vgpu:2"), "vgpu:2"),
         ({"vgpu:1": "vgpu:2"}, "vgpu:2"),
         ({"vgpu:1": "cpu"}, "cpu"),
         (lambda storage, location: storage, "cpu"),

@@ -30,7 +30,9 @@ def timed(work: int) -> float:
 def test_products_take_what_the_cost_model_says() -> None:
     mark = state.recorder.count
     five = timed(5)
-    products = [e.kernel for e in state.recorder.since(mark)[0] if e.kernel and e.kernel.name == "mm"]
+    products = [
+        e.kernel for e in state.recorder.since(mark)[0] if e.kernel and e.kernel.name == "mm"
+    ]
     expected = sum(cost.kernel_seconds(k, profiles.load("A100-SXM4-80GB")) for k in products)
     assert len(products) == 5
     assert five == pytest.approx(1e3 * expected, rel=0.02)

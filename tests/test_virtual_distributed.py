@@ -163,7 +163,9 @@ def test_sync_batch_norm_with_uneven_batches(real: list[dict[str, Any]]) -> None
 # ----------------------------------------------------------------------------------- phantom ranks
 
 
-@pytest.mark.parametrize("name", [n for n in EXPECTED if n not in ("subgroup", "barrier_and_objects")])
+@pytest.mark.parametrize(
+    "name", [n for n in EXPECTED if n not in ("subgroup", "barrier_and_objects")]
+)
 def test_phantom_collective_keeps_shape_and_device(
     phantom: list[dict[str, Any]], name: str
 ) -> None:

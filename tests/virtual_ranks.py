@@ -298,9 +298,7 @@ def zero_optimizer(rank: int, world: int) -> Any:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = DDP(small().to(f"vgpu:{rank}"), device_ids=[rank])
-    optimizer = ZeroRedundancyOptimizer(
-        model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9
-    )
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
     for batch in data(world):
         optimizer.zero_grad()
         model(batch[2 * rank : 2 * rank + 2].to(f"vgpu:{rank}")).pow(2).mean().backward()

@@ -20,5 +20,6 @@ def cases(rng: random.Random) -> Iterator[tuple[int, float, int]]:
 
 hints = [
     "The algorithm bandwidth is simply nbytes / seconds.",
-    "Each rank has to send 2 (ranks - 1) / ranks bytes for every byte of the tensor: multiply by that.",
+    "Each rank has to send 2 (ranks - 1) / ranks bytes for every byte of the tensor: multiply by "
+    "that.",
 ]

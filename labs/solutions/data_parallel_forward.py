@@ -21,9 +21,7 @@ def data_parallel_forward(
     return gather(outputs, devices[0])
 
 
-def run(
-    answer: object, layers: int, batch: int, gpus: int
-) -> dict[str, object]:
+def run(answer: object, layers: int, batch: int, gpus: int) -> dict[str, object]:
     """Output and gradient of a small network on ``gpus`` GPUs, and the GPUs that it ran on."""
     here = kind()
     devices = [torch.device(here, i) for i in range(min(gpus, torch.accelerator.device_count()))]
@@ -63,7 +61,7 @@ def cases(rng: random.Random) -> Iterator[tuple[int, int, int]]:
 
 hints = [
     "Four lines, one a function: scatter the batch, replicate the module, apply, gather.",
-    "A short batch makes fewer shards than there are GPUs: use devices[:len(shards)] after scatter.",
+    "A short batch makes fewer shards than there are GPUs: use devices[:len(shards)] from there.",
     "parallel_apply(replicas, shards, devices=...) gives a list of outputs, one on each GPU.",
     "gather(outputs, devices[0]) puts them one after the other on the first GPU.",
 ]

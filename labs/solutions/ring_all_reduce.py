@@ -65,12 +65,12 @@ def cases(rng: random.Random) -> Iterator[tuple[int, int]]:
 
 
 hints = [
-    "Cut x into as many chunks as there are ranks: x.tensor_split(ranks) gives views, so adding to a "
-    "chunk changes x.",
+    "Cut x into as many chunks as there are ranks: x.tensor_split(ranks) gives views, so adding to "
+    "a chunk changes x.",
     "In step s of the reduce-scatter send chunk (rank - s) and receive chunk (rank - s - 1), both "
     "modulo ranks; add what arrives to your own chunk.",
     "After ranks - 1 steps, chunk (rank + 1) is complete on this rank. In step s of the all-gather "
     "send chunk (rank - s + 1) and receive chunk (rank - s), without adding.",
-    "Everybody sends and receives at once: start with sending = dist.isend(...), then dist.recv(...), "
-    "then sending.wait(). Two blocking sends facing each other wait for ever.",
+    "Everybody sends and receives at once: start with sending = dist.isend(...), then "
+    "dist.recv(...), then sending.wait(). Two blocking sends facing each other wait for ever.",
 ]

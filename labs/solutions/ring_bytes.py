@@ -21,5 +21,6 @@ def cases(rng: random.Random) -> Iterator[tuple[int, int]]:
 
 hints = [
     "The tensor is cut into as many chunks as there are ranks: each has nbytes / ranks bytes.",
-    "In each step every rank sends one chunk. How many steps has the reduce-scatter? The all-gather?",
+    "In each step every rank sends one chunk. How many steps has the reduce-scatter? And the "
+    "all-gather?",
 ]

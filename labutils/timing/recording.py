@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +55,8 @@ class Recording:
     """Meta tensors like the gradients, in the order in which DDP fills its buckets."""
     samples: int
     """Samples of one pass."""
+    first: int
+    """Log number of the first entry."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +130,7 @@ class _Bench:
             others=tuple(ledger.peak[1:]),
             gradients=self._bucket_order(),
             samples=self.setting.batch,
+            first=start,
         )
 
     def clear(self) -> None:
@@ -329,7 +332,5 @@ def _fullest(entries: list[Entry], allocated: int) -> int:
                 most, where = allocated, position
     return where
 
-
-Recorder = Callable[[ModelSpec, Setting], Recording]
 
 __all__ = ["CATEGORIES", "Recording", "Setting", "phantom", "record"]

@@ -146,13 +146,17 @@ def _no_dlpack(self: VirtualTensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def swap_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """``tensor.data = value`` where one of them is virtual and the other is not."""
+    """``tensor.data = value`` where one of them is virtual and the other is not.
+
+    The gradient moves along: it could not be moved by itself, being held from C++.
+    """
     fresh = value.detach()
     fresh = torch.nn.Parameter(fresh) if isinstance(tensor, torch.nn.Parameter) else fresh
     fresh.requires_grad_(tensor.requires_grad)
     gradient = _plain_grad.__get__(tensor)
     torch.utils.swap_tensors(tensor, fresh)
-    _plain_grad.__set__(tensor, gradient)
+    if gradient is not None:
+        _plain_grad.__set__(tensor, gradient.detach().to(value.device))
 
 
 def _new_tensor(self: VirtualTensor, data: Any, **kwargs: Any) -> torch.Tensor:
