@@ -260,7 +260,7 @@ def test_ddp_buckets_are_spans_and_gradients_are_the_mean() -> None:
 
 def test_a_users_own_hook_is_kept_and_timed() -> None:
     run = launch(_ddp_step, ranks=2, kwargs={"own_hook": True})
-    assert any(s.name == "all_reduce of bucket 0" for s in run.trace.spans)
+    assert any(s.name == "hook of bucket 0" for s in run.trace.spans)
 
 
 def test_no_record_no_trace() -> None:

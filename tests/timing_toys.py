@@ -32,7 +32,7 @@ def toy(
     )  # fmt: skip
     model = Model(
         memory_efficiency=1.0, simt_efficiency=1.0, tensor_efficiency=1.0, conv_efficiency=1.0,
-        attention_efficiency=1.0, tile_rows=128, tile_columns=128, tile_seconds=1e-12,
+        attention_efficiency=1.0, winograd_gain=1.0, tile_seconds=1e-12,
         layout_passes=0.0, kernel_floor=0.0, norm_read_passes=1.0, tensors_per_launch=1000,
         collective_base=0.0,
     )  # fmt: skip

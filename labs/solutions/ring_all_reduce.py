@@ -18,8 +18,9 @@ def ring_all_reduce(x: torch.Tensor) -> None:
     received = torch.empty_like(chunks[0])
 
     def step(send: int, into: torch.Tensor) -> None:
+        receiving = dist.irecv(into, preceding)  # ready before anybody sends
         sending = dist.isend(chunks[send % ranks], following)
-        dist.recv(into, preceding)
+        receiving.wait()
         sending.wait()
 
     for s in range(ranks - 1):  # reduce-scatter: add what arrives to your own

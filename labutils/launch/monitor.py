@@ -1,8 +1,8 @@
 """Watching torch.distributed from inside a rank: numbering, checking and timing its calls.
 
 The public functions of torch.distributed are wrapped once per process.  DDP's reducer is C++ and
-calls none of them, so its gradient buckets are watched through a communication hook, which does
-exactly what DDP does without one.
+calls none of them, so it is given a process group that passes everything on to the real one.  (A
+communication hook would cost a pass over the gradients: without one, scaling them is part of a copy.)
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import inspect
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -167,31 +168,82 @@ class _Waited:
 
 
 def _watch_ddp() -> None:
-    """Give each DDP a hook at its first forward, unless the user has registered one."""
+    """Have every DDP's reducer talk to a group that tells; own hooks of the user are timed as well."""
     register, forward = DistributedDataParallel.register_comm_hook, DistributedDataParallel.forward
+    reducer = dist.Reducer
+
+    @functools.wraps(reducer, updated=())
+    def watched_reducer(
+        parameters: Any, buckets: Any, limits: Any, group: Any, *rest: Any, **more: Any
+    ) -> Any:
+        told = BucketGroup(group)
+        made = reducer(parameters, buckets, limits, told, *rest, **more)
+        _bucket_groups[made] = told
+        return made
+
+    @functools.wraps(forward)
+    def counted_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if (told := _bucket_groups.get(self.reducer)) is not None:
+            told.buckets = 0
+        return forward(self, *inputs, **kwargs)
 
     @functools.wraps(register)
     def register_comm_hook(self: Any, state: object, hook: Callable[..., Any]) -> Any:
-        self._labutils_hook = True
         return register(self, state, _timed_hook(self, hook))
 
-    @functools.wraps(forward)
-    def first_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if _monitor is not None and not getattr(self, "_labutils_hook", False):
-            self._labutils_hook = True
-            if not self._comm_hooks:
-                register(self, self.process_group, _timed_hook(self, _average))
-        return forward(self, *inputs, **kwargs)
-
+    dist.Reducer = watched_reducer  # type: ignore[misc, assignment]
     DistributedDataParallel.register_comm_hook = register_comm_hook  # type: ignore[method-assign]
-    DistributedDataParallel.forward = first_forward  # type: ignore[method-assign]
+    DistributedDataParallel.forward = counted_forward  # type: ignore[method-assign]
 
 
-def _average(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """What DDP does without a hook: scale by 1/N, then sum over the ranks."""
-    buffer = bucket.buffer().mul_(1.0 / group.size())
-    future = dist.all_reduce(buffer, group=group, async_op=True).get_future()
-    return future.then(lambda f: f.value()[0])
+class BucketGroup(dist.ProcessGroup):
+    """A process group for DDP's reducer: the real one, and each bucket's all-reduce is told."""
+
+    def __init__(self, group: Any) -> None:
+        super().__init__(group.rank(), group.size())
+        self.real, self.buckets = group, 0
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        monitor = _monitor
+        if monitor is None:
+            return self.real.allreduce(tensors, opts)
+        name = f"all_reduce of bucket {self.buckets}"
+        if not tensors[
+            0
+        ].is_floating_point():  # which parameters were used (find_unused_parameters)
+            name = "all_reduce of used parameters"
+        else:
+            self.buckets += 1
+        call = _bucket_call(name, self.real, tensors[0])
+        # DDP's buckets are the same on all ranks, and comparing would end the overlap.
+        mark = monitor.begin(call, check=False)
+        work = self.real.allreduce(tensors, opts)
+        work.get_future().add_done_callback(lambda _: monitor.end(call, mark))
+        return work
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        return self.real.broadcast(tensors, opts)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        return self.real.allgather(outputs, inputs, opts)
+
+    def barrier(self, opts: Any) -> Any:
+        return self.real.barrier(opts)
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        return "labutils"
+
+
+_bucket_groups: weakref.WeakKeyDictionary[Any, BucketGroup] = weakref.WeakKeyDictionary()
+
+
+def _bucket_call(name: str, group: Any, buffer: torch.Tensor) -> Call:
+    dtype = str(buffer.dtype).removeprefix("torch.")
+    return Call(
+        name, group.group_name, tuple(dist.get_process_group_ranks(group)),
+        f"{dtype} {tuple(buffer.shape)}", "", -1, buffer.numel() * buffer.element_size(), False, "",
+        True, "DistributedDataParallel",
+    )  # fmt: skip
 
 
 def _timed_hook(module: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -199,16 +251,11 @@ def _timed_hook(module: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
         monitor = _monitor
         if monitor is None:
             return hook(state, bucket)
-        buffer = bucket.buffer()
-        call = Call(
-            f"all_reduce of bucket {bucket.index()}", module.process_group.group_name,
-            tuple(dist.get_process_group_ranks(module.process_group)),
-            str(buffer.dtype).removeprefix("torch.") + f" {tuple(buffer.shape)}", "", -1,
-            buffer.numel() * buffer.element_size(), False, "", True, "DistributedDataParallel",
-        )  # fmt: skip
+        call = _bucket_call(
+            f"hook of bucket {bucket.index()}", module.process_group, bucket.buffer()
+        )
         monitor.inside.call = True
         try:
-            # DDP's buckets are the same on all ranks, and comparing would end the overlap.
             mark = monitor.begin(call, check=False)
             future = hook(state, bucket)
         finally:

@@ -2,8 +2,7 @@
 
 Kernels follow a roofline (Williams et al. 2009): the longer of arithmetic and memory traffic, plus
 the shortest time that any kernel takes.  The arithmetic rate of matrix products depends on their
-size: the depth K of each output tile, and how evenly the tiles fill the multiprocessors ("waves",
-NVIDIA Deep Learning Performance Guide).  Collectives follow the steps of ring and tree algorithms,
+size (``products.py``).  Collectives follow the steps of ring and tree algorithms,
 with the time of one step taken from a measured all-reduce curve.
 """
 
@@ -14,9 +13,9 @@ from bisect import bisect_right
 from functools import lru_cache
 
 from ..virtual.record import Copy, Kernel
+from .products import ITEM_BYTES, arithmetic_seconds
 from .profiles import Link, Profile, measured_link
 
-ITEM_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
 MATRIX_KINDS = ("gemm", "conv", "attention")
 HALF_OPS = ("all_gather", "reduce_scatter", "all_to_all")
 """Collectives of n-1 ring steps of bytes/n each; an all-reduce is two of them."""
@@ -59,33 +58,7 @@ def _arithmetic_seconds(kernel: Kernel, profile: Profile) -> float:
         return 0.0
     if kernel.kind not in MATRIX_KINDS:
         return kernel.flops / peak.get("float32", max(peak.values()))
-    dtype = precision(kernel, profile)
-    rate = peak.get(dtype, peak["float32"])  # a type without hardware support runs as float32
-    return kernel.flops / (rate * matrix_efficiency(kernel, dtype, profile))
-
-
-def matrix_efficiency(kernel: Kernel, dtype: str, profile: Profile) -> float:
-    """The fraction of peak that a matrix product or convolution reaches.
-
-    Size enters twice.  Each output tile takes ``tile_seconds`` beside its main loop over the depth
-    K, which a fast multiprocessor runs through sooner; and tiles run in whole waves over the
-    multiprocessors (long sums are split among blocks when there are too few tiles, as cuBLAS and
-    cuDNN do).
-    """
-    model, processors = profile.model, profile.gpu.multi_processor_count
-    best = model.tensor_efficiency if dtype in profile.gpu.tensor else model.simt_efficiency
-    if kernel.kind == "conv":
-        best *= model.conv_efficiency
-    elif kernel.kind == "attention":
-        best *= model.attention_efficiency
-    peak = profile.gpu.peak.get(dtype, profile.gpu.peak["float32"])
-    outputs = max(1.0, kernel.bytes_written / ITEM_BYTES.get(kernel.dtype, 4))
-    area = model.tile_rows * model.tile_columns
-    loop = kernel.flops / outputs * area / (peak / processors)  # seconds of one whole tile
-    tiles = math.ceil(outputs / area)
-    split = max(1, min(processors // tiles, int(loop / (4 * model.tile_seconds))))
-    waves, loop = tiles * split / processors, loop / split
-    return best * loop / (loop + model.tile_seconds) * waves / math.ceil(waves)
+    return arithmetic_seconds(kernel, precision(kernel, profile), profile)
 
 
 # ------------------------------------------------------------------------------------------- copies
@@ -262,6 +235,6 @@ def describe(kernel: Kernel) -> str:
 
 
 __all__ = [
-    "Costs", "collective_seconds", "copy_seconds", "describe", "issue_seconds", "kernel_seconds",
-    "matrix_efficiency", "nanoseconds", "precision", "step_seconds",
+    "ITEM_BYTES", "Costs", "collective_seconds", "copy_seconds", "describe", "issue_seconds",
+    "kernel_seconds", "nanoseconds", "precision", "step_seconds",
 ]  # fmt: skip

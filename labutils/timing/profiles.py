@@ -98,8 +98,7 @@ class Model:
     tensor_efficiency: float
     conv_efficiency: float
     attention_efficiency: float
-    tile_rows: int
-    tile_columns: int
+    winograd_gain: float
     tile_seconds: float
     layout_passes: float
     kernel_floor: float
