@@ -102,6 +102,7 @@ class _Bench:
             self.wrapped = self._wrap()
             self.optimizer = spec.optimizer(self.model.parameters())
         self.held: list[Any] = []
+        """The batch on the GPU, which a training loop's variables keep until the next one."""
         self.ready: list[tuple[int, int]] = []
         """(log number, bytes) of every gradient that came to be."""
 
@@ -157,13 +158,13 @@ class _Bench:
         parallel = self.setting.strategy == "dp"
         inputs = self.inputs if parallel else tuple(_copy(t) for t in self.inputs)
         targets = _copy(self.targets)
+        self.held = [inputs, targets]  # in place of those of the pass before
         amp = self.setting.precision == "amp"
         with torch.autocast("vgpu", DTYPES["amp"]) if amp else nullcontext():
             loss = self.spec.loss(self.wrapped, inputs, targets)
         if amp:
             loss = loss * self.scale
         loss.backward()
-        self.held = [inputs, targets]
 
     def _update(self) -> None:
         """The optimizer's step; with "amp" as ``GradScaler`` makes it, which reads a flag."""
