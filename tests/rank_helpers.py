@@ -24,9 +24,9 @@ def processes_with(tag: str) -> list[int]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if tag in process.environ().get("LABUTILS_TEST_TAG", ""):
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process.pid)
+            marked = tag in process.environ().get("LABUTILS_TEST_TAG", "")
+            if marked and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
     return found
 
 
@@ -41,7 +41,7 @@ def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
 
 
 class Driver:
-    """A Python process that plays the notebook's kernel: it runs ``code`` and says when it is ready.
+    """A Python process that plays the notebook's kernel: it runs ``code``, and says when to go on.
 
     The code prints READY once what is to be tested is under way.
     """

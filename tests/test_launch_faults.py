@@ -177,7 +177,7 @@ def test_first_failure_ranks_causes_before_consequences() -> None:
 def test_exceptions_that_come_after_each_other_are_both_shown() -> None:
     def action() -> None:
         try:
-            {}["key"]
+            _ = os.environ["LABUTILS_NO_SUCH_VARIABLE"]
         except KeyError as error:
             raise ValueError("no key") from error
 

@@ -172,7 +172,7 @@ def test_clock_offset_is_that_of_the_fastest_exchange() -> None:
     offset, error = rundir.clock_offset(exchanges)
     assert abs(offset - true_offset) <= error
     assert error == 50
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="at least one exchange"):
         rundir.clock_offset([])
 
 

@@ -116,6 +116,8 @@ def _run(
         kind: type[Ranks] = JobRanks
     else:
         kind = Ranks
+    if 0 < world.gpus < world.size:
+        output.to_cell(f"{world.about()}\n")
     started = kind(world)
     started.start(group=not script)
     try:

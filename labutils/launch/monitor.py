@@ -2,7 +2,7 @@
 
 The public functions of torch.distributed are wrapped once per process.  DDP's reducer is C++ and
 calls none of them, so it is given a process group that passes everything on to the real one.  (A
-communication hook would cost a pass over the gradients: without one, scaling them is part of a copy.)
+communication hook would cost a pass over the gradients; without one, a copy scales them.)
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class _Waited:
 
 
 def _watch_ddp() -> None:
-    """Have every DDP's reducer talk to a group that tells; own hooks of the user are timed as well."""
+    """Have every DDP's reducer talk to a group that tells; the user's own hooks are timed too."""
     register, forward = DistributedDataParallel.register_comm_hook, DistributedDataParallel.forward
     reducer = dist.Reducer
 
@@ -202,8 +202,9 @@ class BucketGroup(dist.ProcessGroup):
     def __init__(self, group: Any) -> None:
         super().__init__(group.rank(), group.size())
         self.real, self.buckets = group, 0
+        self._members = tuple(dist.get_process_group_ranks(group))
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
         monitor = _monitor
         if monitor is None:
             return self.real.allreduce(tensors, opts)
@@ -214,20 +215,20 @@ class BucketGroup(dist.ProcessGroup):
             name = "all_reduce of used parameters"
         else:
             self.buckets += 1
-        call = _bucket_call(name, self.real, tensors[0])
+        call = _bucket_call(name, self.real, self._members, tensors[0])
         # DDP's buckets are the same on all ranks, and comparing would end the overlap.
         mark = monitor.begin(call, check=False)
         work = self.real.allreduce(tensors, opts)
         work.get_future().add_done_callback(lambda _: monitor.end(call, mark))
         return work
 
-    def broadcast(self, tensors: Any, opts: Any) -> Any:
+    def broadcast(self, tensors: Any, opts: Any) -> Any:  # type: ignore[override]
         return self.real.broadcast(tensors, opts)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:  # type: ignore[override]
         return self.real.allgather(outputs, inputs, opts)
 
-    def barrier(self, opts: Any) -> Any:
+    def barrier(self, opts: Any) -> Any:  # type: ignore[override]
         return self.real.barrier(opts)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
@@ -237,10 +238,10 @@ class BucketGroup(dist.ProcessGroup):
 _bucket_groups: weakref.WeakKeyDictionary[Any, BucketGroup] = weakref.WeakKeyDictionary()
 
 
-def _bucket_call(name: str, group: Any, buffer: torch.Tensor) -> Call:
+def _bucket_call(name: str, group: Any, members: tuple[int, ...], buffer: torch.Tensor) -> Call:
     dtype = str(buffer.dtype).removeprefix("torch.")
     return Call(
-        name, group.group_name, tuple(dist.get_process_group_ranks(group)),
+        name, group.group_name, members,
         f"{dtype} {tuple(buffer.shape)}", "", -1, buffer.numel() * buffer.element_size(), False, "",
         True, "DistributedDataParallel",
     )  # fmt: skip
@@ -251,9 +252,9 @@ def _timed_hook(module: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
         monitor = _monitor
         if monitor is None:
             return hook(state, bucket)
-        call = _bucket_call(
-            f"hook of bucket {bucket.index()}", module.process_group, bucket.buffer()
-        )
+        group = module.process_group
+        members = tuple(dist.get_process_group_ranks(group))
+        call = _bucket_call(f"hook of bucket {bucket.index()}", group, members, bucket.buffer())
         monitor.inside.call = True
         try:
             mark = monitor.begin(call, check=False)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ..models import ModelSpec, resolve
 from ..models.spec import MakeOptimizer
-from .recording import Recording, Setting, record
+from .bench import record
+from .recording import Recording, Setting
 
 KEPT = 64
 """Recordings kept; each has some thousand small entries."""
@@ -47,6 +48,9 @@ def source(
     return Source(spec, (*key, id(criterion), id(optimizer)), owner)
 
 
+Recorder = Callable[[Source, Setting], Recording]
+
+
 def recording(source: Source, setting: Setting) -> Recording:
     """The recording of a setting, made at its first use."""
     key = (source.key, setting)
@@ -70,4 +74,4 @@ def _example(example: Any) -> tuple[Any, ...]:
     return tuple((t.shape, t.dtype) for t in (*tensors, targets))
 
 
-__all__ = ["Source", "recording", "source"]
+__all__ = ["Recorder", "Source", "recording", "source"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
 from labutils.virtual import device, journal, streams
 from labutils.virtual.memory import Ledger
@@ -63,7 +63,7 @@ class LoneGroup(dist.ProcessGroup):
     """
 
     def __init__(self, size: int) -> None:
-        super().__init__(0, size)
+        super().__init__(0, size)  # type: ignore[call-arg]
         self._ranks = tuple(range(size))
         self._sequence = itertools.count()
         self._events = itertools.count(-1, -1)
@@ -71,10 +71,10 @@ class LoneGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
         return "alone"
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
         return self._finish("all_reduce", tensors)
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> Any:
+    def broadcast(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
         return self._finish("broadcast", tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
