@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 _HOME = {
     "MemorySample": "trace",
     "RankFailure": "launch",
+    "RankTimeout": "launch",
+    "Run": "launch",
+    "StartError": "launch",
     "Span": "trace",
     "Trace": "trace",
     "check": "exercises",
@@ -30,6 +33,7 @@ _HOME = {
     "solution": "exercises",
     "span": "telemetry",
     "torchrun": "launch",
+    "unload_ipython_extension": "launch.cells",
     "virtual": "virtual",
     "watch": "watching",
 }
@@ -59,8 +63,8 @@ if TYPE_CHECKING:
     from labutils.devices import describe, gpus
     from labutils.exercises import check, exercise, hint, progress, solution
     from labutils.holdings import before_after
-    from labutils.launch import RankFailure, device, torchrun
-    from labutils.launch.cells import load_ipython_extension
+    from labutils.launch import RankFailure, RankTimeout, Run, StartError, device, torchrun
+    from labutils.launch.cells import load_ipython_extension, unload_ipython_extension
     from labutils.live import explore
     from labutils.telemetry import span
     from labutils.timing import profiles

@@ -10,17 +10,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from labutils.timing import profiles
-from labutils.timing.predict import WORLDS, Prediction, Question
+from labutils.timing.predict import Prediction, Question
 from labutils.timing.scaled import recording
 
 if TYPE_CHECKING:
     from labutils.figures import TraceFigure
 
+WORLDS = (1, 2, 4, 8, 16, 64, 256, 1024)
+"""GPUs at the points of the scaling curve."""
+
 CHOICES: dict[str, Sequence[Any]] = {
     "nodes": (1, 2, 4, 8, 16, 32, 64, 128),
     "bucket_cap_mb": (1, 2, 5, 10, 25, 50, 100, 250, 1000),
     "batch": (2, 4, 8, 16, 32, 64, 128, 256, 512),
-    "accumulate": (1, 2, 3, 4, 8, 16),
+    "accumulate": (1, 2, 3, 4, 6, 8),
     "precision": ("fp32", "tf32", "amp", "bf16", "fp16"),
 }
 LABELS = {
@@ -112,7 +115,9 @@ class WhatIf:
     def _answer(self, asked: dict[str, Any]) -> None:
         question = Question(self.model, strategy="ddp", record=recording, **asked)
         self.prediction = question.answer()
-        self.curve = question.curve(WORLDS)
+        place = {"gpus": 0, "nodes": 0}  # the curve is the same wherever on it one stands
+        if {**asked, **place} != {**self.asked, **place} or not self.curve:
+            self.curve = question.curve(WORLDS)
         self.asked = asked
 
     def _redraw(self) -> None:
@@ -142,14 +147,13 @@ class WhatIf:
             options = list(dict.fromkeys([*choices[name], self.asked[name]]))
             if all(isinstance(option, (int, float)) for option in options):
                 options.sort()
-            kind = widgets.Dropdown if name in ("fabric", "precision") else widgets.SelectionSlider
+            style: dict[str, Any] = {"style": {"description_width": "110px"}}
+            kind = widgets.Dropdown
+            if name not in ("fabric", "precision"):
+                kind, style = widgets.SelectionSlider, {**style, "continuous_update": False}
             self._sliders[name] = kind(
-                options=options, value=self.asked[name], description=label,
-                continuous_update=False, style={"description_width": "110px"},
-            ) if kind is widgets.SelectionSlider else kind(
-                options=options, value=self.asked[name], description=label,
-                style={"description_width": "110px"},
-            )  # fmt: skip
+                options=options, value=self.asked[name], description=label, **style
+            )
             self._sliders[name].observe(self._moved, "value")
         self._message = widgets.Label()
         box = widgets.VBox([*self._sliders.values(), self._message])

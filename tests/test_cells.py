@@ -190,7 +190,8 @@ def test_classes_and_functions_of_a_cell(notebook: Notebook) -> None:
 
 
 def test_launch_takes_functions_of_the_notebook(notebook: Notebook) -> None:
-    notebook.run("from labutils.launch import launch\nimport torch, torch.distributed as dist\nscale = 3\n"
+    notebook.run("from labutils.launch import launch\nimport torch\n"
+                 "import torch.distributed as dist\nscale = 3\n"
                  "class Job:\n    def work(self): return scale * dist.get_rank()")  # fmt: skip
     notebook.run("def train():\n    print('working')\n    return Job().work()")
     text = notebook.run("launch(train, ranks=2).results")

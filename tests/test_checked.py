@@ -53,7 +53,8 @@ _DISAGREEMENTS: dict[str, tuple[Callable[[], object], Callable[[], object], str,
         "from rank 1", "from rank 0",
     ),
     "barrier": (
-        lambda: dist.barrier(), lambda: dist.all_reduce(torch.ones(2)), "barrier #1", "all_reduce #1",
+        lambda: dist.barrier(), lambda: dist.all_reduce(torch.ones(2)),
+        "barrier #1", "all_reduce #1",
     ),
 }  # fmt: skip
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 
 import pytest
 from timing_toys import toy
 
-from labutils.timing import cost, profiles
+from labutils.timing import cost, products, profiles
 from labutils.virtual.record import Copy, Kernel
 
 A100 = profiles.load("A100-SXM4-80GB")
@@ -92,16 +93,67 @@ def test_efficiency_grows_with_the_depth_of_the_sum() -> None:
 
 
 def test_tiles_run_in_waves() -> None:
-    """One tile more than the multiprocessors hold takes as long as twice as many."""
+    """One wave of the largest tiles and a little more takes less than two, for there are smaller
+    tiles, but more than its share; two full waves take twice as long as one."""
     profile = replace(A100, model=replace(A100.model, kernel_floor=0.0))
-    side, k = A100.model.tile_rows, 8192
+    side, k = 128, 8192
 
-    def seconds(tiles: int) -> float:
-        return cost.kernel_seconds(matmul(side * tiles, side, k), profile)
+    def seconds(tiles: float) -> float:
+        return cost.kernel_seconds(matmul(int(side * tiles), side, k), profile)
 
     processors = A100.gpu.multi_processor_count
-    assert seconds(processors + 1) == pytest.approx(2 * seconds(processors), rel=0.01)
-    assert seconds(2 * processors) == pytest.approx(2 * seconds(processors), rel=0.01)
+    one = seconds(processors)
+    assert seconds(2 * processors) == pytest.approx(2 * one, rel=0.01)
+    assert 1.05 * one < seconds(processors * 1.02) < 1.95 * one
+
+
+def convolution(name: str, groups: int, side: int = 3, stride: int = 1) -> Kernel:
+    """A convolution of 32 images 56 x 56 of 128 channels, as it is recorded."""
+    image, weight = (32, 128, 56, 56), (128, 128 // groups, side, side)
+    output = (32, 128, 56 // stride, 56 // stride)
+    flops = 2 * 32 * 128 * (56 // stride) ** 2 * (128 // groups) * side**2
+    sizes = [4 * prod(shape) for shape in (image, weight, output)]
+    if name == "convolution":
+        read, written, shapes = sizes[0] + sizes[1], sizes[2], (image, weight)
+    else:
+        read, written, shapes = sum(sizes), sizes[0] + sizes[1], (output, image, weight)
+        flops *= 2
+    return Kernel(name, "conv", "float32", flops, read, written, shapes, 3)
+
+
+def test_winograd_helps_3x3_convolutions_of_stride_one_on_ordinary_cores() -> None:
+    slow = replace(V100, model=replace(V100.model, winograd_gain=1.0))
+    for name in ("convolution", "convolution_backward"):
+        gains = [
+            cost.kernel_seconds(work, slow) / cost.kernel_seconds(work, V100)
+            for work in (convolution(name, 1), convolution(name, 1, stride=2),
+                         convolution(name, 1, side=1))
+        ]  # fmt: skip
+        assert gains[0] == pytest.approx(V100.model.winograd_gain, rel=0.02)
+        assert gains[1:] == [1.0, 1.0]
+    tensor = replace(A100, model=replace(A100.model, winograd_gain=2.0))
+    work = convolution("convolution", 1)
+    assert cost.kernel_seconds(work, A100) == cost.kernel_seconds(work, tensor)
+
+
+def test_backward_of_a_convolution_is_about_two_forwards() -> None:
+    forward = cost.kernel_seconds(convolution("convolution", 1), V100)
+    backward = cost.kernel_seconds(convolution("convolution_backward", 1), V100)
+    assert 1.8 < backward / forward < 2.5
+
+
+def test_groups_narrower_than_a_tile_waste_the_rest() -> None:
+    """Groups of 4 channels fill an eighth of the narrowest tile; those of 32 fill it."""
+    four = products.products(convolution("convolution", 32))[0]
+    full = products.products(convolution("convolution", 4))[0]
+    assert (full.flops, four.flops) == (convolution("convolution", 4).flops, full.flops)
+    assert len(products.products(convolution("convolution_backward", 32))) == 2
+
+
+def test_the_first_convolution_computes_no_gradient_of_the_data() -> None:
+    work = convolution("convolution_backward", 1)
+    first = work._replace(flops=work.flops // 2, bytes_written=4 * prod(work.shapes[2]))
+    assert [p.outputs for p in products.products(first)] == [prod(work.shapes[2])]
 
 
 def test_long_sums_with_few_outputs_are_split() -> None:

@@ -1,4 +1,4 @@
-"""Mixed precision, against the lists in CUDA's documentation (docs.pytorch.org/docs/stable/amp.html)."""
+"""Mixed precision, against CUDA's lists (docs.pytorch.org/docs/stable/amp.html)."""
 
 from __future__ import annotations
 
@@ -35,15 +35,11 @@ LOWERED: dict[str, Callable[[], torch.Tensor]] = {
     "conv1d": lambda: F.conv1d(x(1, 2, 5), x(3, 2, 3)),
     "conv2d": lambda: F.conv2d(x(1, 2, 5, 5), x(3, 2, 3, 3)),
     "conv_transpose2d": lambda: F.conv_transpose2d(x(1, 2, 5, 5), x(2, 3, 3, 3)),
-    "attention": lambda: F.scaled_dot_product_attention(x(1, 1, 4, 4), x(1, 1, 4, 4), x(1, 1, 4, 4)),
+    "attention": lambda: F.scaled_dot_product_attention(*[x(1, 1, 4, 4)] * 3),
 }  # fmt: skip
+NAMES = "acos asin cosh exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan sum prod norm "
 RAISED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    **{
-        name: getattr(torch, name)
-        for name in (
-            "acos asin cosh exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan sum prod norm"
-        ).split()
-    },
+    **{name: getattr(torch, name) for name in NAMES.split()},
     "pow": lambda t: t**2.5,
     "cumsum": lambda t: t.cumsum(0),
     "softmax": lambda t: t.softmax(-1),

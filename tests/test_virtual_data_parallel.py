@@ -65,7 +65,7 @@ def test_steps_of_training_follow_the_cpu() -> None:
     plain = net()
     model = copy.deepcopy(plain).to("vgpu:0")
     wrapped: nn.Module = nn.DataParallel(model)
-    for step in range(3):
+    for _ in range(3):
         x, y = torch.randn(8, 5), torch.randint(0, 3, (8,))
         for module, target, parameters in (
             (wrapped, y.to("vgpu:0"), model),

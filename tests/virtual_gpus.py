@@ -1,4 +1,4 @@
-"""What the tests of virtual GPUs share: having some, and finding none of their memory in use after."""
+"""What the tests of virtual GPUs share: having some, and finding no memory in use after."""
 
 from __future__ import annotations
 

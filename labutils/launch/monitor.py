@@ -200,7 +200,7 @@ class BucketGroup(dist.ProcessGroup):
     """A process group for DDP's reducer: the real one, and each bucket's all-reduce is told."""
 
     def __init__(self, group: Any) -> None:
-        super().__init__(group.rank(), group.size())
+        super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
         self.real, self.buckets = group, 0
         self._members = tuple(dist.get_process_group_ranks(group))
 

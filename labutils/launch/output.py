@@ -115,7 +115,7 @@ def in_notebook() -> bool:
 
 def shower(block: bool) -> Callable[[str], None]:
     """What prints for a run: the cell itself, or for one in the background a display of its own."""
-    return to_cell if block or not in_notebook() else Background().write
+    return to_cell if block or not in_notebook() else Background()
 
 
 class Background:
@@ -134,17 +134,21 @@ class Background:
             {"text/plain": "Running in the background."}, raw=True, display_id=True
         )
 
-    def write(self, text: str) -> None:
+    def __call__(self, text: str) -> None:
         """Show ``text`` soon, together with what else comes until then."""
         with self._lock:
             self._lines.extend(text.splitlines())
             if self._timer is None:
-                self._timer = threading.Timer(self.PAUSE_S, self._update)
+                self._timer = threading.Timer(self.PAUSE_S, self.flush)
                 self._timer.daemon = True
                 self._timer.start()
 
-    def _update(self) -> None:
+    def flush(self) -> None:
+        """Show it now, if there is anything new."""
         with self._lock:
+            if self._timer is None:
+                return
+            self._timer.cancel()
             self._timer = None
             text = "\n".join(self._lines)
         self._handle.update({"text/plain": text}, raw=True)

@@ -122,8 +122,8 @@ class Ranks:
 
     def explain_start(self, process: Process) -> str:
         """Why a rank went away before it had said hello."""
-        if isinstance(process, ForkedProcess) and not process.server.alive():
-            return f"the fork server ended:\n{process.server.last_words()}"
+        if isinstance(process, ForkedProcess) and (said := process.server.last_words()):
+            return f"the fork server ended:\n{said}"
         return f"its process ended\n{self._output(process)}".rstrip()
 
     def _output(self, process: Process) -> str:

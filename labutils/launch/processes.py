@@ -106,7 +106,11 @@ class ForkServer:
         socket.send_fds(self._requests, [b"F"], [sock.fileno() for sock in sockets])
 
     def last_words(self) -> str:
-        """The end of what the server printed: why it did not come up."""
+        """What the server said before it ended; "" while it lives."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)  # the ends of its ranks may be noticed first
+        if self.alive():
+            return ""
         self._log.seek(0)
         return self._log.read().decode(errors="replace").strip()[-2000:]
 

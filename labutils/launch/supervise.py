@@ -12,6 +12,7 @@ from labutils import rundir
 from labutils.launch import board as boards
 from labutils.launch import verdict
 from labutils.launch.failures import describe_exception
+from labutils.launch.output import Background
 from labutils.launch.report import Ended, first_failure, readable, report
 from labutils.launch.run import RankFailure, RankTimeout, Run
 from labutils.launch.wire import Packed
@@ -217,5 +218,7 @@ class Supervisor:
                 self.ranks.close()
             if self.run.view is not None:
                 self.run.view.close(self.run.trace)
+            if isinstance(self.run.show, Background):
+                self.run.show.flush()
         finally:
             self.run.done.set()

@@ -49,6 +49,8 @@ def _memory_seconds(kernel: Kernel, profile: Profile) -> float:
     if kernel.kind == "norm" and "batch_norm" in kernel.name:
         passes = model.norm_read_passes
     moved = passes * kernel.bytes_read + kernel.bytes_written
+    if kernel.name == "convolution_backward":  # both of its products read the output's gradient
+        moved += math.prod(kernel.shapes[0]) * ITEM_BYTES.get(kernel.dtype, 4)
     return moved / (profile.gpu.memory_bandwidth * model.memory_efficiency)
 
 

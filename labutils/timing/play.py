@@ -11,6 +11,7 @@ from ..trace import Span, Trace
 from ..virtual.memory import size
 from ..virtual.record import Entry
 from . import ddp
+from .cost import Costs
 from .profiles import Profile
 from .recording import CATEGORIES, Recording
 from .schedule import Scheduler
@@ -70,13 +71,15 @@ def play(
     profile: Profile,
     ranks: int = 1,
     per_node: int | None = None,
+    costs: Costs | None = None,
 ) -> Trace:
     """The trace of ``entries``, made from a recording, as one of so many ``ranks`` has it."""
     devices = len(recording.allocated)
     capacity = (profile.gpu.memory_bytes,) * devices
     player = Scheduler(
-        profile, devices, recording.allocated, capacity, recording.first, per_node=per_node
-    )
+        profile, devices, recording.allocated, capacity, recording.first, per_node=per_node,
+        costs=costs,
+    )  # fmt: skip
     player.feed(ddp.spread(entries, ranks) if devices == 1 else entries)
     player.finish()
     return player.trace()
@@ -84,12 +87,19 @@ def play(
 
 def exposed(trace: Trace, device: str = "GPU 0") -> float:
     """Seconds in which ``device`` communicates and does not compute."""
-    both = [s for s in trace.spans if s.device == device and s.lane != "copy"]
-    one = [dataclasses.replace(s, lane="either") for s in both]
-    joined = dataclasses.replace(trace, spans=one)
-    computing = [dataclasses.replace(s, lane="either") for s in both if s.lane != "communication"]
-    alone = dataclasses.replace(trace, spans=computing)
-    return joined.busy(device, "either") - alone.busy(device, "either")
+    own = [s for s in trace.spans if s.device == device and s.lane != "copy"]
+    computing = [(s.start, s.end) for s in own if s.lane != "communication"]
+    return union([(s.start, s.end) for s in own]) - union(computing)
+
+
+def union(intervals: list[tuple[float, float]]) -> float:
+    """Seconds that at least one of the intervals covers."""
+    total, reached = 0.0, 0.0
+    for start, end in sorted(intervals):
+        if end > reached:
+            total += end - max(start, reached)
+            reached = end
+    return total
 
 
 def behind_loader(trace: Trace, idle: float) -> Trace:

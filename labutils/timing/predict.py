@@ -17,7 +17,10 @@ from torch import Tensor, nn
 
 from ..models import ModelSpec
 from ..models.spec import MakeOptimizer
+from ..trace import Trace
+from ..virtual.record import Entry
 from . import checks, ddp, library, profiles
+from .cost import Costs
 from .play import Prediction, behind_loader, exposed, notes, play, steps
 from .profiles import Profile
 from .recording import Setting, memory_of, nbytes
@@ -138,12 +141,13 @@ class Question:
                 self.recording.gradients, self.bucket_cap_mb, self.first_bucket_mb,
                 not self.find_unused_parameters,
             )  # fmt: skip
+        self.costs = Costs(self.hardware)
         self.entries = steps(self.recording, self.accumulate, self.groups)
 
     def answer(self) -> Prediction:
         """The prediction."""
         ranks = self.gpus * self.nodes
-        trace = play(self.recording, self.entries, self.hardware, ranks, self.gpus)
+        trace = self._play(self.entries, ranks, self.gpus)
         idle = max(0.0, self.wait - trace.duration)
         trace = behind_loader(trace, idle)
         rate = self._samples(ranks) / trace.duration
@@ -166,22 +170,29 @@ class Question:
     ) -> list[tuple[int, float]]:
         """Samples per second by number of GPUs; without a fabric, up to one node's."""
         node = per_node or self.hardware.gpus
+        last = [e for e in steps(self.recording, 1, self.groups) if e.what != "memory"]
+        before = 0.0  # passes that communicate nothing take as long on any number of GPUs
+        if self.accumulate > 1:
+            one = self._play(self.entries, 1, 1), self._play(last, 1, 1)
+            before = one[0].duration - one[1].duration
         found = []
-        entries = [e for e in self.entries if e.what != "memory"]
         for world in sorted(worlds):
             if world > node and self.hardware.fabric is None:
                 break
-            trace = play(self.recording, entries, self.hardware, world, min(world, node))
-            found.append((world, self._samples(world) / max(trace.duration, self.wait)))
+            duration = before + self._play(last, world, min(world, node)).duration
+            found.append((world, self._samples(world) / max(duration, self.wait)))
         return found
+
+    def _play(self, entries: list[Entry], ranks: int, per_node: int) -> Trace:
+        return play(self.recording, entries, self.hardware, ranks, per_node, self.costs)
 
     def _samples(self, ranks: int) -> int:
         return self.batch * self.accumulate * (1 if self.strategy == "dp" else ranks)
 
     def _rate_alone(self) -> float:
         """Samples per second of one GPU that needs nobody and waits for no data."""
-        entries = steps(self.single, self.accumulate)
-        duration = play(self.single, entries, self.hardware).duration
+        entries = [e for e in steps(self.single, self.accumulate) if e.what != "memory"]
+        duration = play(self.single, entries, self.hardware, costs=self.costs).duration
         return self.single.samples * self.accumulate / duration
 
     def _setting(self) -> Setting:

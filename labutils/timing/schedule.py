@@ -37,6 +37,7 @@ class Scheduler:
         merged: the devices are the ranks of several processes, whose threads are called
             ``rank 3/main``, and which meet in collectives; not the GPUs of one process.
         per_node: ranks on one node, where there are several; the profile's GPUs if None.
+        costs: those of another scheduler on the same profile, to be used again.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class Scheduler:
         first: int = 0,
         merged: bool = False,
         per_node: int | None = None,
+        costs: Costs | None = None,
     ) -> None:
-        self.profile, self._costs = profile, Costs(profile)
+        self.profile, self._costs = profile, costs or Costs(profile)
         rows = [f"{'rank' if merged else 'GPU'} {i}" for i in range(devices)]
         self.capacity = dict(zip(rows, capacity, strict=False))
         nodes = per_node or profile.gpus

@@ -79,7 +79,7 @@ def install() -> None:
         # nn.DataParallel asks without a device, meaning the GPU that is there.
         return is_enabled(*(args or ("vgpu",))) if state.devices else is_enabled(*args)
 
-    torch.is_autocast_enabled = is_autocast_enabled
+    torch.is_autocast_enabled = is_autocast_enabled  # type: ignore[assignment]
 
 
 def _entering(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

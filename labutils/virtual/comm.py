@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._utils import _get_device_index, _take_tensors
+from torch._utils import _get_device_index, _reorder_tensors_as, _take_tensors
 
 from labutils.virtual import journal
 from labutils.virtual.copies import move
@@ -65,11 +65,13 @@ def broadcast_coalesced(
     with torch.no_grad():
         for chunk in _take_tensors(tensors, buffer_size):
             _broadcast_chunk(chunk, indices, copies, order)
-    return [[t.detach() for t in tensors] if i == _index(tensors) else copies[i] for i in indices]
+    source = tensors[0].get_device() if tensors else -1
+    return [list(map(_same, tensors)) if i == source else copies[i] for i in indices]
 
 
-def _index(tensors: Sequence[torch.Tensor]) -> int:
-    return tensors[0].get_device() if tensors else -1
+def _same(tensor: Any) -> VirtualTensor:
+    """Another tensor on the same memory, with no history."""
+    return wrap(tensor.raw, tensor.index, tensor.block)
 
 
 def _broadcast_chunk(
@@ -79,21 +81,51 @@ def _broadcast_chunk(
     targets = [i for i in indices if i != source]
     if not targets:
         return
-    flat = chunk[0] if len(chunk) == 1 else torch.cat([t.reshape(-1) for t in chunk])
+    flat = _flatten(chunk)
     received = [wrap(torch.empty_like(flat.raw).copy_(flat.raw), i) for i in targets]
     _record("broadcast", [flat, *received], source)
     for index, buffer in zip(targets, received, strict=True):
-        views = [buffer] if len(chunk) == 1 else _unflatten(buffer, chunk)
-        for tensor, view in zip(chunk, views, strict=True):
-            copies[index][order[id(tensor)]] = view.detach()
+        for tensor, view in zip(chunk, _unflatten(buffer, chunk), strict=True):
+            copies[index][order[id(tensor)]] = view
 
 
-def _unflatten(buffer: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    parts = buffer.split([t.numel() for t in like])
-    return [part.view(t.shape) for part, t in zip(parts, like, strict=True)]
+def _flatten(tensors: Sequence[Any]) -> Any:
+    """One tensor with the elements of all; the tensor itself if there is one.
+
+    Views are made of the wrapped tensors: a model has hundreds, and C++ takes no time for them.
+    """
+    if len(tensors) == 1:
+        return tensors[0]
+    return torch.cat([wrap(t.raw.reshape(-1), t.index, t.block) for t in tensors])
 
 
-def reduce_add(inputs: Sequence[torch.Tensor], destination: Any = None) -> torch.Tensor:
+def _unflatten(buffer: VirtualTensor, like: Sequence[Any]) -> list[VirtualTensor]:
+    """Views of ``buffer`` with the shapes of ``like``, one after the other."""
+    if len(like) == 1:
+        return [_same(buffer)]
+    parts = buffer.raw.split([t.numel() for t in like])
+    return [
+        wrap(part.view(t.shape), buffer.index, buffer.block)
+        for part, t in zip(parts, like, strict=True)
+    ]
+
+
+def reduce_add_coalesced(
+    inputs: Sequence[Sequence[Any]], destination: Any = None, buffer_size: int = BUFFER_SIZE
+) -> tuple[torch.Tensor, ...]:
+    """Sums over GPUs: ``inputs`` has one list per GPU, of as many tensors of equal shapes.
+
+    Small tensors are added in flat buffers of up to ``buffer_size`` bytes.
+    """
+    sums: list[torch.Tensor] = []
+    with torch.no_grad():
+        for chunks in zip(*(_take_tensors(tensors, buffer_size) for tensors in inputs)):
+            total: Any = reduce_add([_flatten(chunk) for chunk in chunks], destination)
+            sums += _unflatten(total, chunks[0])
+    return tuple(_reorder_tensors_as(sums, inputs[0]))
+
+
+def reduce_add(inputs: Sequence[Any], destination: Any = None) -> torch.Tensor:
     """The sum of ``inputs`` (one per GPU, equal shapes), in their order, on ``destination``."""
     index = _get_device_index(destination, True)
     roots = [t for t in inputs if t.get_device() == index]
@@ -103,13 +135,13 @@ def reduce_add(inputs: Sequence[torch.Tensor], destination: Any = None) -> torch
         )
     if len(inputs) == 1:
         return inputs[0]
-    raws = [t.raw for t in inputs]  # type: ignore[attr-defined]
+    raws = [t.raw for t in inputs]
     total = raws[0] + raws[1]
     for raw in raws[2:]:
         total += raw
     result = wrap(total, index)
     others = [t for t in inputs if t.get_device() != index]
-    _record("reduce", [result, *others], index)  # type: ignore[list-item]
+    _record("reduce", [result, *others], index)
     return result
 
 

@@ -26,7 +26,7 @@ def copy_kernel(name: str, nbytes: int, dtype: torch.dtype) -> Kernel:
 
 
 def record_copy(
-    tensor: torch.Tensor,
+    tensor: Any,
     target: int,
     *,
     pinned: bool,
@@ -61,7 +61,7 @@ def pin(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def move(
-    tensor: torch.Tensor, target: torch.device | None, *, non_blocking: bool = False, **options: Any
+    tensor: Any, target: torch.device | None, *, non_blocking: bool = False, **options: Any
 ) -> torch.Tensor:
     """``tensor`` on ``target`` (its own device if None), always as a copy.
 
@@ -73,14 +73,14 @@ def move(
     destination = _destination(tensor, target)
     if source == destination:
         operator = operator_of(aten._to_copy.default)
-        return run(operator, (tensor,), options)  # type: ignore[no-any-return]
+        return run(operator, (tensor,), options)
     raw = tensor.raw if virtual else _physical(tensor)
     if destination == HOST:
         if raw.is_meta:
             raise errors.no_values("Copying to the CPU")
         out = aten._to_copy(raw, **options)
         record_copy(tensor, HOST, pinned=False, blocking=not non_blocking)
-        return out  # type: ignore[no-any-return]
+        return out
     if state.phantom:
         options["device"] = "meta"
     try:
@@ -107,14 +107,14 @@ class _Move(torch.autograd.Function):
         return move(tensor, target, **options)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return gradient.to(ctx.device, ctx.dtype), None, None
 
 
 def to(tensor: torch.Tensor, target: torch.device, **options: Any) -> torch.Tensor:
     """``tensor`` on another device, differentiably where that is asked for."""
     if tensor.requires_grad and torch.is_grad_enabled():
-        return _Move.apply(tensor, target, options)  # type: ignore[no-any-return]
+        return _Move.apply(tensor, target, options)
     return move(tensor, target, **options)
 
 
@@ -148,7 +148,7 @@ def _copy_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Te
     raw_source = source.raw if origin != HOST else source
     if to == origin:
         run(operator_of(func), (target, source), {})
-        return target  # type: ignore[no-any-return]
+        return target
     if to == HOST and raw_source.is_meta:
         raise errors.no_values("Copying to the CPU")
     if raw_target.is_meta:
@@ -160,7 +160,7 @@ def _copy_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Te
     blocking = not between_gpus and not (pinned and non_blocking)
     made = () if to == HOST else (target,)
     record_copy(source, to, pinned=pinned, blocking=blocking, made=made)
-    return target  # type: ignore[no-any-return]
+    return target
 
 
 def _read_value(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -180,7 +180,7 @@ def _set_storage(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> to
     tensor, source, *where = args
     if isinstance(source, VirtualTensor):
         adopt(tensor, wrap(source.raw, source.index, source.block))
-        return tensor  # type: ignore[no-any-return]
+        return tensor
     raw = torch.empty(0, dtype=tensor.dtype).set_(source, *where)
     if state.phantom:
         raw = raw.to("meta")
@@ -188,7 +188,7 @@ def _set_storage(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> to
     made = wrap(raw, tensor.index, known() if known else None)
     source._vgpu_block = weakref.ref(made.block)
     adopt(tensor, made)
-    return tensor  # type: ignore[no-any-return]
+    return tensor
 
 
 def _refuse_pinning(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

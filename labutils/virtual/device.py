@@ -84,7 +84,7 @@ def _fallback(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _replace_tensor_methods() -> None:
     """Methods of plain tensors that must know of virtual ones."""
-    plain = torch.Tensor
+    plain: Any = torch.Tensor
     to, pin_memory, is_pinned, data = plain.to, plain.pin_memory, plain.is_pinned, plain.data
     type_as = plain.type_as
 
@@ -116,12 +116,12 @@ def _replace_tensor_methods() -> None:
         else:
             data.__set__(self, value)
 
-    plain.to = move_to  # type: ignore[method-assign, assignment]
-    plain.type_as = become  # type: ignore[method-assign]
-    plain.pin_memory = pin  # type: ignore[method-assign, assignment]
-    plain.is_pinned = pinned  # type: ignore[method-assign, assignment]
-    plain.data = property(data.__get__, set_data)  # type: ignore[assignment]
-    plain.vgpu = methods.vgpu  # type: ignore[attr-defined]
+    plain.to = move_to
+    plain.type_as = become
+    plain.pin_memory = pin
+    plain.is_pinned = pinned
+    plain.data = property(data.__get__, set_data)
+    plain.vgpu = methods.vgpu
 
 
 def _check_gradients() -> None:
@@ -181,7 +181,8 @@ def _when_enabled(virtual: Callable[..., Any], original: Callable[..., Any]) -> 
 
 def _replace_data_parallel() -> None:
     """The functions below ``nn.DataParallel``; everything above them is PyTorch's own."""
-    for name in ("broadcast", "broadcast_coalesced", "reduce_add", "scatter", "gather"):
+    replaced = ("broadcast", "broadcast_coalesced", "reduce_add", "reduce_add_coalesced")
+    for name in (*replaced, "scatter", "gather"):
         original, virtual = getattr(comm, name), getattr(virtual_comm, name)
         setattr(comm, name, _when_enabled(virtual, original))
     copy_streams: dict[int, streams.Stream] = {}
@@ -224,7 +225,7 @@ def _replace_dropout() -> None:
         return dropout
 
     factories.replace(torch, "dropout", fused(torch.dropout))
-    torch._VF.dropout = torch.dropout  # type: ignore[attr-defined]
+    torch._VF.dropout = torch.dropout
 
 
 def _replace_composites() -> None:

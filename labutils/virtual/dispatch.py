@@ -114,9 +114,14 @@ def _finish(
         made = None
     kernel = _kernel(operator, call, outputs, result)
     journal.record(index, kernel, inputs, outputs)
-    if operator.needs_values:
+    if operator.needs_values and (operator.data is None or _masks(inputs)):
         journal.note("sync", index)
     return made
+
+
+def _masks(inputs: list[VirtualTensor]) -> bool:
+    """Whether one of the indices is a mask."""
+    return any(t.signature[2] is torch.bool for t in inputs[1:])
 
 
 def _wrap_all(value: Any, index: int, block: Block | None) -> Any:

@@ -44,7 +44,7 @@ def _default_device() -> torch.device | None:
     """
     for mode in reversed(_get_current_function_mode_stack()):
         if isinstance(mode, DeviceContext):
-            return mode.device  # type: ignore[no-any-return]
+            return mode.device
     return None
 
 
@@ -93,13 +93,13 @@ def _replace_factories() -> None:
 
 def _replace_generator() -> None:
     """``torch.Generator("vgpu")``: one that remembers its device, as all share the CPU's kind."""
-    plain = torch.Generator
+    plain: Any = torch.Generator
 
     class Meta(type(plain)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, plain)
 
-    class Generator(plain, metaclass=Meta):  # type: ignore[valid-type, misc]
+    class Generator(plain, metaclass=Meta):
         def __new__(cls, device: Any = "cpu") -> Any:
             made = plain.__new__(cls, "cpu" if is_virtual(device) else device)
             if is_virtual(device):

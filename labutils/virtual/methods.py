@@ -10,7 +10,7 @@ import torch
 from labutils.virtual import copies
 from labutils.virtual.tensor import VirtualTensor, adopt, wrap
 
-_Tensor = torch.Tensor
+_Tensor: Any = torch.Tensor
 
 
 def _device(self: VirtualTensor) -> torch.device:
@@ -27,10 +27,10 @@ def _to(self: VirtualTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     same = device is None or (device.type == "vgpu" and device.index in (None, self.index))
     if same and dtype in (None, self.dtype) and memory_format is None and not must_copy:
         return self
-    options = {"dtype": dtype or self.dtype, "memory_format": memory_format}
-    options = {k: v for k, v in options.items() if v is not None}
+    asked = {"dtype": dtype or self.dtype, "memory_format": memory_format}
+    options: dict[str, Any] = {k: v for k, v in asked.items() if v is not None}
     if same:
-        return torch.ops.aten._to_copy(self, **options)  # type: ignore[no-any-return]
+        return torch.ops.aten._to_copy(self, **options)
     if device.type == "meta":
         return torch.empty_like(self.raw, device="meta", dtype=options["dtype"])
     if device.type not in ("vgpu", "cpu"):
@@ -42,7 +42,7 @@ def _copy_(self: VirtualTensor, source: torch.Tensor, non_blocking: bool = False
     """``Tensor.copy_``; a source elsewhere that needs a gradient is moved here first."""
     if source.requires_grad and source.device != self.device and torch.is_grad_enabled():
         source = source.to(self.device, non_blocking=non_blocking)
-    return _Tensor.copy_(self, source, non_blocking)  # type: ignore[return-value]
+    return _Tensor.copy_(self, source, non_blocking)
 
 
 def to_virtual(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -166,7 +166,7 @@ def _new_tensor(self: VirtualTensor, data: Any, **kwargs: Any) -> torch.Tensor:
 
 def _deepcopy(self: VirtualTensor, memo: dict[int, Any]) -> torch.Tensor:
     if id(self) in memo:
-        return memo[id(self)]  # type: ignore[no-any-return]
+        return memo[id(self)]
     if not self.is_leaf:
         raise RuntimeError(
             "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
@@ -185,7 +185,7 @@ def _deepcopy(self: VirtualTensor, memo: dict[int, Any]) -> torch.Tensor:
 def _data_ptr(self: VirtualTensor) -> int:
     """Address of the first element; phantom storages have made-up addresses, all different."""
     offset = self.raw.storage_offset() * self.dtype.itemsize
-    return id(self.block) + offset if self.raw.is_meta else self.raw.data_ptr()
+    return id(self.block) + int(offset) if self.raw.is_meta else self.raw.data_ptr()
 
 
 def install(cls: type[VirtualTensor]) -> None:

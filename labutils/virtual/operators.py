@@ -25,8 +25,18 @@ _CHANGES_SHAPE = {
     "t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapaxes_", "resize_",
     "resize_as_",
 }  # fmt: skip
-_NEEDS_VALUES = {"nonzero", "masked_select", "_unique2", "equal", "unique_dim", "is_nonzero"}
-"""Operators whose result's size depends on values: with CUDA the host waits for them."""
+_NEEDS_VALUES = {
+    "nonzero",
+    "index",
+    "_unsafe_index",
+    "masked_select",
+    "_unique2",
+    "equal",
+    "unique_dim",
+    "is_nonzero",
+}
+"""Operators whose result's size depends on values (of an index: if it is a mask): with CUDA the
+host waits for them."""
 
 
 class Operator:

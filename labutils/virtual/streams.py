@@ -165,7 +165,7 @@ class Event(torch.Event):
         """Whether it has happened: true, since virtual work is done when it is issued."""
         return True
 
-    def elapsed_time(self, end_event: torch.Event) -> float:
+    def elapsed_time(self, end_event: Any) -> float:
         """Simulated milliseconds from this event to ``end_event``."""
         from labutils.virtual.clock import elapsed
 

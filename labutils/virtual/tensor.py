@@ -21,7 +21,7 @@ Signature = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
-_make_wrapper = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+_make_wrapper: Any = torch.Tensor._make_wrapper_subclass
 
 
 class VirtualTensor(torch.Tensor):
@@ -29,7 +29,7 @@ class VirtualTensor(torch.Tensor):
 
     raw: torch.Tensor
     """The plain tensor with the values (CPU) or only the shape (meta)."""
-    index: int
+    index: int  # type: ignore[assignment]
     """Number of the device."""
     block: Block
     """The storage, as the ledger counts it; shared by views."""
@@ -78,13 +78,14 @@ def wrap(raw: torch.Tensor, index: int, block: Block | None = None) -> VirtualTe
     return made
 
 
-def adopt(tensor: torch.Tensor, source: VirtualTensor) -> None:
+def adopt(tensor: Any, source: VirtualTensor) -> None:
     """Make ``tensor`` be what ``source`` is, as ``tensor.data = source`` does."""
     _set_data(tensor, source)
-    tensor.raw = source.raw  # type: ignore[attr-defined]
-    tensor.index = source.index  # type: ignore[attr-defined]
-    tensor.block = source.block  # type: ignore[attr-defined]
-    tensor.signature = source.signature  # type: ignore[attr-defined]
+    tensor.raw = source.raw
+    tensor.index = source.index
+    tensor.block = source.block
+    tensor.signature = source.signature
 
 
-_set_data: Callable[[torch.Tensor, torch.Tensor], None] = torch.Tensor.data.__set__
+_data: Any = torch.Tensor.data
+_set_data: Callable[[torch.Tensor, torch.Tensor], None] = _data.__set__

@@ -71,10 +71,11 @@ def _steps() -> Rows:
     one = copy.deepcopy(plain).to("vgpu:0")
     four = nn.DataParallel(copy.deepcopy(plain).to("vgpu:0"))
     cpu = _step(plain, None, send=False)
+    alone, shared = _step(one, "vgpu:0", send=True), _step(four, "vgpu:0", send=False)
     return [
-        ("ResNet-20 step, one virtual GPU / CPU", _ratio(_step(one, "vgpu:0", True), cpu, 15), 1.3),
-        ("ResNet-20 step, DataParallel on 4 / CPU", _ratio(_step(four, "vgpu:0", False), cpu, 15), 2.0),
-    ]  # fmt: skip
+        ("ResNet-20 step, one virtual GPU / CPU", _ratio(alone, cpu, 15), 1.3),
+        ("ResNet-20 step, DataParallel on 4 / CPU", _ratio(shared, cpu, 15), 2.0),
+    ]
 
 
 def _one_operation() -> tuple[str, float, float]:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import csv
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 
 from labutils.timing import cost, ddp, library, profiles
-from labutils.timing.play import play
+from labutils.timing.play import play, steps
 from labutils.timing.profiles import Profile
 from labutils.timing.recording import Recording, Setting
 from labutils.virtual.record import Entry
@@ -38,7 +37,6 @@ class Run:
     ranks: int = 0
     """0: no DistributedDataParallel."""
     seq: int | None = None
-    optimizer: Callable[..., torch.optim.Optimizer] | None = None
     joined: bool = False
     """Batch norm, addition and ReLU are one kernel (MXNet, NHWC)."""
 
@@ -49,11 +47,12 @@ class Run:
             profile = replace(profile, tf32=frozenset({"conv", "gemm", "attention"}))
         recording = self.recording()
         groups = ddp.buckets(recording.gradients, 25, 1) if self.ranks else []
-        return play(recording, profile, 1, groups, max(1, self.ranks), max(1, self.ranks))
+        ranks = max(1, self.ranks)
+        return play(recording, steps(recording, 1, groups), profile, ranks, ranks)
 
     def recording(self) -> Recording:
         """The recorded step (kept)."""
-        source = library.source(self.model, None, F.cross_entropy, self.optimizer)
+        source = library.source(self.model, None, F.cross_entropy, None)
         setting = Setting(
             strategy="ddp" if self.ranks else "single", batch=self.batch, seq=self.seq,
             precision="fp32" if self.precision == "tf32" else self.precision,
@@ -81,11 +80,6 @@ def _is_relu(entry: Entry) -> bool:
     return entry.kernel is not None and entry.kernel.name in ("relu_", "threshold_backward")
 
 
-def one_by_one(parameters: Any) -> torch.optim.Optimizer:
-    """An optimizer that goes through the parameters in Python, as that run's JITLamb does."""
-    return torch.optim.Adam(parameters, lr=1e-3, foreach=False)
-
-
 def with_parameters(profile: Profile, parameters: Parameters) -> Profile:
     """``profile`` with other values in its [model] table."""
     return replace(profile, model=replace(profile.model, **parameters))
@@ -96,7 +90,7 @@ def with_parameters(profile: Profile, parameters: Parameters) -> Profile:
 _RN50_32 = partial(Run, "resnet50", 32, "DGX-1-V100")
 _RN101_32 = partial(Run, "resnet101", 32, "DGX-1-V100")
 _MXNET = partial(Run, "resnet50", 256, "DGX-2-V100", "fp16", joined=True)
-_TXL = partial(Run, "transformer_xl_base", 16, "DGX-1-V100", "fp16", optimizer=one_by_one)
+_TXL = partial(Run, "transformer_xl_base", 16, "DGX-1-V100", "amp")
 
 STEPS: dict[str, Run] = {
     "rn50-v100-noddp": _RN50_32(), "rn50-v100-1": _RN50_32(ranks=1), "rn50-v100-2": _RN50_32(ranks=2),
@@ -121,6 +115,10 @@ PHASES: dict[str, tuple[Run, str]] = {
     "h100-rn50-128-fwd": (Run("resnet50", 128, "H100-SXM"), "forward"),
     "h100-rn50-128-bwd": (Run("resnet50", 128, "H100-SXM"), "backward"),
 }
+LINE_RATE = {
+    "busbw-a100-3nodes": 100.0, "busbw-v100-ib": 12.5, "busbw-v100-dgx1-4ib": 50.0,
+}
+"""GB/s on the wire of the InfiniBand rows; each is checked with the share that the others reach."""
 BUS: dict[str, tuple[str, str | None, int, int]] = {
     "busbw-h200": ("H200-SXM", None, 8, 1),
     "busbw-a100-3nodes": ("DGX-A100", "ib-4xHDR", 24, 3),
@@ -132,7 +130,7 @@ BUS: dict[str, tuple[str, str | None, int, int]] = {
 
 GROUPS = (
     ("rn50-v100", "rn50-v100-"), ("rn101-v100", "rn101-v100-"), ("mxnet", "rn50-dgx2-"),
-    ("txl", "txl-"), ("h100", "h100-"),
+    ("txl", "txl-"),
 )  # fmt: skip
 """Rows of one group measure the same run, so that they are left out together."""
 
@@ -140,6 +138,7 @@ OUT_OF_REACH = {
     "fig6": "batch, network of that cluster and what 'communication' covers are unpublished",
     "fig8": "batch is unpublished; 0.121 s and Fig. 9's 0.255 s for the same 32 GPUs differ twofold",
     "fig9": "batch is unpublished, and the cluster was shared with other jobs",
+    "h100-": "which H100 (SXM, PCIe) and whether TF32 are unpublished; operator times of a profiler",
     "nccl-lat": "three latencies of a formula, not a measurement; they are taken over as they are",
     "dp-gpu0-memory": "a user's own model; its batch and image size are not in the report",
     "dp-bert-v100": "'about twice' in a bug report, without batch, length or vocabulary",
@@ -193,6 +192,22 @@ def without_point(name: str) -> float:
     return 1e6 * cost.collective_seconds("all_reduce", size, 8, known)
 
 
+def is_input(name: str) -> bool:
+    """Whether a profile holds the row's number itself, so that meeting it proves nothing."""
+    return name in BUS or name.startswith("allreduce-")
+
+
+def from_others(name: str, published: Mapping[str, float]) -> float | None:
+    """An input row from the rest alone: a point of the curve from its neighbours, a fabric from
+    its line rate and the share of it that the others reach, NVLink 4 from NCCL's rate per link."""
+    if name.startswith("allreduce-"):
+        return without_point(name)
+    if name in LINE_RATE:
+        shares = [published[other] / rate for other, rate in LINE_RATE.items() if other != name]
+        return LINE_RATE[name] * statistics.mean(shares)
+    return 18 * 20.6 if name == "busbw-h200" else None
+
+
 def curve_bytes(name: str) -> int:
     """Bytes of a row ``allreduce-a100-32K``."""
     size = name.rsplit("-", 1)[1]
@@ -201,16 +216,10 @@ def curve_bytes(name: str) -> int:
 
 def fitted(name: str) -> bool:
     """Whether the row depends on the parameters that are fitted."""
-    return name in STEPS or name in RATES or name in PHASES
+    return name in STEPS or name in RATES
 
 
 def _bus_bandwidth(name: str, fabric: str | None, ranks: int, nodes: int) -> float:
     profile, size = profiles.load(name, fabric), 16 << 30
     seconds = cost.collective_seconds("all_reduce", size, ranks, profile, nodes)
     return 2 * (ranks - 1) / ranks * size / seconds / 1e9
-
-
-def medians(errors: list[float]) -> tuple[float, float]:
-    """Median and worst of absolute errors."""
-    sizes = [abs(e) for e in errors]
-    return statistics.median(sizes), max(sizes)
