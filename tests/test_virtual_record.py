@@ -163,12 +163,15 @@ def test_a_thread_is_forked_and_joined() -> None:
         thread.start()
         thread.join()
         torch.zeros(1, device=DEV)
-    lines = [(e.what, e.thread) for e in entries if e.what != "memory"]
-    assert lines[0] == ("fork", "main")
-    assert ("kernel", "helper") in lines
-    joined = lines.index(("join", "main"))
-    assert all(line == ("kernel", "main") for line in lines[joined + 1 :])
-    assert ("kernel", "main") not in lines[:joined]
+    lines = [(e.what, e.thread, e.ref) for e in entries if e.what != "memory"]
+    forked, joined = (
+        lines.index(("fork", "main", "helper")),
+        lines.index(("join", "main", "helper")),
+    )
+    work = [i for i, line in enumerate(lines) if line[:2] == ("kernel", "helper")]
+    after = [i for i, line in enumerate(lines) if line[:2] == ("kernel", "main")]
+    assert work and after
+    assert forked < min(work) and max(work) < joined < min(after)
 
 
 def signature(entries: list[Entry]) -> dict[str, list[Any]]:

@@ -83,6 +83,8 @@ class Rank:
         try:
             self.busy = True
             reply = work(*arguments)
+            if self.stretch is not None:
+                self.stretch.save()
             self.busy = False
             answer: tuple[Any, ...] = ("done", time.monotonic_ns(), self._counts())
             self.mark_state(FINISHED)
@@ -140,7 +142,12 @@ class Rank:
     def _begin(self, options: dict[str, Any]) -> None:
         self.monitor.new_epoch(options["epoch"], options["checked"])
         self.mark_state(RUNNING)
+        self.stretch = None
         if options["record"]:
+            if "labutils.virtual.state" in sys.modules:
+                from labutils.launch.recorded import Stretch
+
+                self.stretch = Stretch(os.path.dirname(options["record"]), self.rank)
             telemetry.start(options["record"], self.rank, group.recorded_device(), *self.clock)
         telemetry.resume()
 
@@ -214,6 +221,7 @@ class Rank:
                 _end_everything()
 
     crash: Any = None
+    stretch: Any = None
 
     def _leave(self) -> int:
         """Let go of everything in the order that does not deadlock, then end.

@@ -87,6 +87,20 @@ class Run:
         """What was measured so far (cells on the same ranks share a directory)."""
         return rundir.merge(self.directory, self.start_ns) if self.directory else Trace()
 
+    def simulated(self, profile: str = "", fabric: str = "") -> Trace:
+        """How long it would take on real hardware: the ranks' virtual GPUs, played together.
+
+        Args:
+            profile: the hardware; what the virtual GPUs imitate if "".
+            fabric: the network between nodes, if the ranks need more than one.
+
+        Raises:
+            ValueError: a rank has used no virtual GPU, or for too long to be kept.
+        """
+        from labutils.launch.recorded import simulate
+
+        return simulate(self.directory, self.members, profile, fabric)
+
     @property
     def about(self) -> str:
         """What was chosen: ``4 ranks: gloo, 1 thread each``."""

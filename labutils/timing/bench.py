@@ -67,7 +67,7 @@ class _Bench:
     def run(self) -> Recording:
         recorder, ledger = state.recorder, state.ledger
         for _ in range(WARM_UP):
-            self._step([])
+            self._step([], 1)
         self._count_gradients()
         count = len(ledger.allocated)
         for index in range(count):
@@ -75,7 +75,7 @@ class _Bench:
         start, allocated = recorder.count, tuple(ledger.allocated)
         cuts: list[int] = []
         before = ledger.peak[0]
-        self._step(cuts)
+        self._step(cuts, 3 if self.setting.accumulates else 1)
         for index in range(count):
             journal.sample_memory(index)
         recorder.host()
@@ -102,10 +102,9 @@ class _Bench:
 
     # -------------------------------------------------------------------------------- the program
 
-    def _step(self, cuts: list[int]) -> None:
-        """One step; ``cuts`` gets the log number at the end of every pass but the last."""
+    def _step(self, cuts: list[int], passes: int) -> None:
+        """One step of so many passes; ``cuts`` gets the log number at the end of every pass but the last."""
         self.optimizer.zero_grad()
-        passes = 3 if self.setting.accumulates else 1
         for n in range(passes):
             last = n == passes - 1
             with nullcontext() if last else self._no_sync():

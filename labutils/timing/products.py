@@ -62,7 +62,10 @@ def _backward_products(kernel: Kernel, outputs: float) -> list[Product]:
         return [Product(kernel.flops * to_weight, weights, winograd)]
     half = kernel.flops / 2
     to_image = _padding(weight[1], weight[0], weight[1])
-    return [Product(half * to_image, inputs, winograd), Product(half * to_weight, weights, winograd)]
+    return [
+        Product(half * to_image, inputs, winograd),
+        Product(half * to_weight, weights, winograd),
+    ]
 
 
 def _padding(columns: int, out_channels: int, per_group: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 
@@ -12,8 +13,6 @@ def measure() -> list[tuple[str, float, float]]:
     spec = importlib.util.spec_from_file_location("fit_profiles", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    import sys
-
     sys.modules["fit_profiles"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     lines, _ = module.table(module.default_path())

@@ -93,7 +93,8 @@ _MXNET = partial(Run, "resnet50", 256, "DGX-2-V100", "fp16", joined=True)
 _TXL = partial(Run, "transformer_xl_base", 16, "DGX-1-V100", "amp")
 
 STEPS: dict[str, Run] = {
-    "rn50-v100-noddp": _RN50_32(), "rn50-v100-1": _RN50_32(ranks=1), "rn50-v100-2": _RN50_32(ranks=2),
+    "rn50-v100-noddp": _RN50_32(), "rn50-v100-1": _RN50_32(ranks=1),
+    "rn50-v100-2": _RN50_32(ranks=2),
     "rn101-v100-noddp": _RN101_32(), "rn101-v100-1": _RN101_32(ranks=1),
     "rn101-v100-2": _RN101_32(ranks=2),
 }  # fmt: skip
@@ -116,7 +117,9 @@ PHASES: dict[str, tuple[Run, str]] = {
     "h100-rn50-128-bwd": (Run("resnet50", 128, "H100-SXM"), "backward"),
 }
 LINE_RATE = {
-    "busbw-a100-3nodes": 100.0, "busbw-v100-ib": 12.5, "busbw-v100-dgx1-4ib": 50.0,
+    "busbw-a100-3nodes": 100.0,
+    "busbw-v100-ib": 12.5,
+    "busbw-v100-dgx1-4ib": 50.0,
 }
 """GB/s on the wire of the InfiniBand rows; each is checked with the share that the others reach."""
 BUS: dict[str, tuple[str, str | None, int, int]] = {
@@ -136,9 +139,9 @@ GROUPS = (
 
 OUT_OF_REACH = {
     "fig6": "batch, network of that cluster and what 'communication' covers are unpublished",
-    "fig8": "batch is unpublished; 0.121 s and Fig. 9's 0.255 s for the same 32 GPUs differ twofold",
+    "fig8": "batch is unpublished; 0.121 s and Fig. 9's 0.255 s for 32 GPUs differ twofold",
     "fig9": "batch is unpublished, and the cluster was shared with other jobs",
-    "h100-": "which H100 (SXM, PCIe) and whether TF32 are unpublished; operator times of a profiler",
+    "h100-": "which H100 and whether TF32 are unpublished; sums of a profiler's times",
     "nccl-lat": "three latencies of a formula, not a measurement; they are taken over as they are",
     "dp-gpu0-memory": "a user's own model; its batch and image size are not in the report",
     "dp-bert-v100": "'about twice' in a bug report, without batch, length or vocabulary",

@@ -81,6 +81,7 @@ def fit(names: Sequence[str], published: dict[str, float]) -> dict[str, float]:
 
 def linearise(names: Sequence[str], values: dict[str, float]) -> tuple[np.ndarray, np.ndarray]:
     """Logs of the predictions (R,), and their derivatives (R, P) by logs of the parameters."""
+
     def logs(at: dict[str, float]) -> np.ndarray:
         return np.log([rows.predicted(name, at) for name in names])
 
@@ -100,7 +101,9 @@ def solve(
     groups = [rows.group(name) for name in names]
     weight = np.array([1 / NOISE / math.sqrt(groups.count(g)) for g in groups])
     off = np.log([published[name] for name in names]) - base
-    known = [(math.log(start / values[p]) / share, 1 / share) for p, (start, share) in PRIOR.items()]
+    known = [
+        (math.log(start / values[p]) / share, 1 / share) for p, (start, share) in PRIOR.items()
+    ]
     matrix = np.concatenate([slopes * weight[:, None], np.diag([w for _, w in known])])
     target = np.concatenate([off * weight, [t for t, _ in known]])
     moves = np.linalg.lstsq(matrix, target, rcond=None)[0]

@@ -1,0 +1,304 @@
+"""``labutils measure-hardware``: measure this machine, and write a profile of it.
+
+One process per rank measures at the same time as the others, since they share memory and cores in a
+run as well: matrix products and convolutions by size, memory bandwidth, the shortest operation,
+copies to the device, and an all-reduce by size (gloo on CPUs, NCCL on GPUs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from . import profiles
+
+MATMUL_SIZES = (64, 128, 256, 512, 1024)
+CONV_SIZES = (8, 16, 32, 64)
+"""Channels of 3 x 3 convolutions of images of 32 x 32."""
+REDUCE_BYTES = tuple(4**n << 10 for n in range(8))
+"""1 KiB to 16 MiB."""
+WAYS = ("pinned", "pageable")
+
+Measured = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--out``, ``--ranks`` and ``--seconds``."""
+    parser.add_argument("--out", required=True, help="the TOML file to write")
+    parser.add_argument("--ranks", type=int, help="processes; one per GPU, or two on a CPU")
+    parser.add_argument(
+        "--seconds", type=float, default=0.1, help="time for each number (default: 0.1)"
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Measure, write, and print the numbers."""
+    path = Path(arguments.out)
+    if path.suffix != ".toml":
+        raise ValueError(f"--out is {arguments.out!r}, but a profile's name ends in .toml.")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"There is no folder {str(path.absolute().parent)!r} to write to.")
+    measured = measure(arguments.ranks, arguments.seconds)
+    path.write_text(toml(measured), encoding="utf-8")
+    profiles.load(path)
+    print(report(measured))
+    print(f"Written to {path}: lab.predict(..., profile={str(path)!r}).")
+    return 0
+
+
+def measure(ranks: int | None = None, seconds: float = 0.1) -> Measured:
+    """The numbers of this machine, as rank 0 finds them while all ranks measure.
+
+    Args:
+        ranks: processes; by default one per GPU, or two on a CPU with two cores or more.
+        seconds: time to spend on each number.
+
+    Raises:
+        ValueError: ``ranks`` is not possible here, or ``seconds`` not positive.
+    """
+    gpus, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
+    most = gpus or cores
+    ranks = (gpus or min(2, cores)) if ranks is None else ranks
+    if not 1 <= ranks <= most:
+        what = "GPUs" if gpus else "cores"
+        raise ValueError(f"This machine has {most} {what}, so ranks cannot be {ranks}.")
+    if not seconds > 0:
+        raise ValueError(f"seconds must be positive, but is {seconds}.")
+    with tempfile.TemporaryDirectory() as folder:
+        threads = max(1, cores // ranks)
+        torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
+            _rank, (ranks, threads, seconds, folder), nprocs=ranks
+        )
+        found: Measured = json.loads(Path(folder, "measured.json").read_text(encoding="utf-8"))
+    return found
+
+
+# ------------------------------------------------------------------------------------- in each rank
+
+
+def _rank(rank: int, ranks: int, threads: int, seconds: float, folder: str) -> None:
+    torch.set_num_threads(threads)
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "nccl" if cuda else "gloo", init_method=f"file://{folder}/store", rank=rank,
+        world_size=ranks,
+    )  # fmt: skip
+    try:
+        found = _measure(device, ranks, threads, _Clock(device, seconds))
+        if rank == 0:
+            Path(folder, "measured.json").write_text(json.dumps(found), encoding="utf-8")
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+class _Clock:
+    """Times a function on one device."""
+
+    def __init__(self, device: torch.device, seconds: float) -> None:
+        self.device, self.seconds = device, seconds
+
+    def time(self, function: Callable[[], Any]) -> float:
+        """Seconds of one call: the median of several stretches, all ranks at once."""
+        dist.barrier()
+        once = max(self._run(function, 2) / 2, 1e-7)
+        calls = max(1, round(self.seconds / 5 / once))
+        return sorted(self._run(function, calls) / calls for _ in range(5))[2]
+
+    def together(self, function: Callable[[], Any], calls: int) -> float:
+        """The same for a collective: every rank makes as many calls."""
+        self._run(function, 2)
+        times = []
+        for _ in range(5):
+            dist.barrier()
+            times.append(self._run(function, calls) / calls)
+        return sorted(times)[2]
+
+    def _run(self, function: Callable[[], Any], calls: int) -> float:
+        self._wait()
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        self._wait()
+        return time.perf_counter() - start
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+@torch.no_grad()
+def _measure(device: torch.device, ranks: int, threads: int, clock: _Clock) -> Measured:
+    dtypes = ["float32"] + (["float16", "bfloat16"] if device.type == "cuda" else [])
+    return {
+        "kind": device.type,
+        "ranks": ranks,
+        "threads": threads,
+        "date": datetime.date.today().isoformat(),
+        "matmul": {name: _matmul(device, getattr(torch, name), clock) for name in dtypes},
+        "conv": _conv(device, clock),
+        "bandwidth": _bandwidth(device, clock),
+        "shortest": clock.time(lambda x=torch.ones(8, device=device): x.add_(1)),  # type: ignore[misc]
+        "to_device": _to_device(device, clock) if device.type == "cuda" else {},
+        "all_reduce": _all_reduce(device, clock) if ranks > 1 else [],
+        **_identity(device, ranks),
+    }
+
+
+def _matmul(device: torch.device, dtype: torch.dtype, clock: _Clock) -> list[list[float]]:
+    """[n, FLOP/s] of products of n x n matrices."""
+    found = []
+    for n in MATMUL_SIZES if device.type == "cpu" else (*MATMUL_SIZES, 2048, 4096, 8192):
+        a = torch.ones(n, n, dtype=dtype, device=device)
+        found.append([n, 2 * n**3 / clock.time(lambda a=a: a @ a)])  # type: ignore[misc]
+    return found
+
+
+def _conv(device: torch.device, clock: _Clock) -> list[list[float]]:
+    """[channels, FLOP/s] of 3 x 3 convolutions."""
+    found = []
+    for n in CONV_SIZES if device.type == "cpu" else (*CONV_SIZES, 128, 256):
+        x, w = torch.ones(16, n, 32, 32, device=device), torch.ones(n, n, 3, 3, device=device)
+        run = clock.time(lambda x=x, w=w: F.conv2d(x, w, padding=1))  # type: ignore[misc]
+        found.append([n, 2 * 16 * 32 * 32 * n * n * 9 / run])
+    return found
+
+
+def _bandwidth(device: torch.device, clock: _Clock) -> float:
+    """Bytes per second of y = a + b, on arrays far beyond any cache (64 MiB each)."""
+    a, b = (torch.ones(1 << 24, device=device) for _ in range(2))
+    out = torch.empty_like(a)
+    return 3 * a.nbytes / clock.time(lambda: torch.add(a, b, out=out))
+
+
+def _to_device(device: torch.device, clock: _Clock) -> dict[str, float]:
+    """Bytes per second from pinned and pageable memory, and seconds of the shortest copy."""
+    found = {}
+    for way in WAYS:
+        host = torch.ones(1 << 24, pin_memory=way == "pinned")
+        found[way] = host.nbytes / clock.time(lambda host=host: host.to(device))  # type: ignore[misc]
+    word = torch.ones(1).pin_memory()
+    found["latency"] = clock.time(lambda: word.to(device))
+    return found
+
+
+def _all_reduce(device: torch.device, clock: _Clock) -> list[list[float]]:
+    """[bytes, seconds] of an all-reduce over all ranks."""
+    found = []
+    for nbytes in REDUCE_BYTES:
+        tensor = torch.zeros(nbytes // 4, device=device)
+        calls = max(3, min(200, (1 << 22) // nbytes))
+        run = clock.together(lambda tensor=tensor: dist.all_reduce(tensor), calls)  # type: ignore[misc]
+        found.append([nbytes, run])
+    return found
+
+
+def _identity(device: torch.device, ranks: int) -> Measured:
+    if device.type == "cuda":
+        card = torch.cuda.get_device_properties(device)
+        memory, processors = card.total_memory, card.multi_processor_count
+        return {"name": card.name, "memory": memory, "processors": processors}
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
+    return {"name": "CPU", "memory": memory, "processors": 1}
+
+
+# ------------------------------------------------------------------------------------ as a profile
+
+
+def toml(measured: Measured) -> str:
+    """The profile file of what was measured; ``profiles.load`` reads it."""
+    best = {name: max(rate for _, rate in rates) for name, rates in measured["matmul"].items()}
+    conv = max(rate for _, rate in measured["conv"]) / best["float32"]
+    source = f"measured by labutils measure-hardware, {measured['date']}"
+    peaks = ", ".join(f"{name} = {rate:.4g}" for name, rate in best.items())
+    half = [name for name in best if name != "float32"]
+    lines = [
+        f"# {source}: {measured['name']}, {measured['ranks']} ranks",
+        *(f"# matmul {name}, [size, FLOP/s]: {_pairs(r)}" for name, r in measured["matmul"].items()),
+        f"# conv float32, [channels, FLOP/s]: {_pairs(measured['conv'])}",
+        'profile = "this-machine"', "",
+        "[system.this-machine]", f'gpu = "{measured["name"]}"', f"gpus = {measured['ranks']}", "",
+        f'[gpu."{measured["name"]}"]', f'source = "{source}"',
+        f"memory_bytes = {measured['memory']}",
+        f"multi_processor_count = {measured['processors']}",
+        f"memory_bandwidth = {measured['bandwidth']:.4g}",
+        f"peak = {{ {peaks} }}", f"tensor = {json.dumps(half)}",
+        'bus = "this-machine"', f'link = "{"this-machine" if measured["all_reduce"] else "pcie3"}"',
+        "", *_bus(measured), *_link(measured), *_model(measured, conv),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(pairs: list[list[float]]) -> str:
+    return ", ".join(f"[{int(a)}, {b:.4g}]" for a, b in pairs)
+
+
+def _bus(measured: Measured) -> list[str]:
+    """The way to the device; a CPU is its own device, and copies nothing."""
+    ways = measured["to_device"] or {"pinned": 1e15, "pageable": 1e15, "latency": 1e-9}
+    return ["[bus.this-machine]", *(f"{key} = {value:.4g}" for key, value in ways.items()), ""]
+
+
+def _link(measured: Measured) -> list[str]:
+    """The curve as it is, from where it rises: every point above the shortest time."""
+    curve = measured["all_reduce"]
+    if not curve:
+        return []
+    ranks, (nbytes, seconds) = measured["ranks"], curve[-1]
+    bandwidth = 2 * (ranks - 1) / ranks * nbytes / seconds
+    return [
+        "[link.this-machine]", f"ranks = {ranks}", f"bandwidth = {bandwidth:.4g}",
+        f"latency = {curve[0][1] / (2 * (ranks - 1)):.4g}",
+        f"curve = [{_pairs(curve)}]", "",
+    ]  # fmt: skip
+
+
+def _model(measured: Measured, conv: float) -> list[str]:
+    """The peaks are measured ones, so that nothing is lost of them.
+
+    On a CPU an operation is over when the call returns: the host's part is in ``kernel_floor``,
+    and there is nothing to launch.
+    """
+    lines = ["[model]", "memory_efficiency = 1.0", "simt_efficiency = 1.0",
+             "tensor_efficiency = 1.0", f"conv_efficiency = {conv:.3g}",
+             "winograd_gain = 1.0"]  # fmt: skip
+    if measured["kind"] == "cuda":
+        return [*lines, f"kernel_floor = {measured['shortest']:.3g}"]
+    shortest = measured["shortest"]
+    names = ("python", "dispatch", "engine", "view", "tensor", "sync", "thread", "launch")
+    return [
+        *lines, f"kernel_floor = {shortest:.3g}", "tile_seconds = 1e-12", "tensors_per_launch = 1",
+        "norm_read_passes = 1.0", "collective_base = 1e-6", "", "[host]",
+        *(f"{name}_seconds = 1e-9" for name in names), "collective_seconds = 1e-6",
+    ]  # fmt: skip
+
+
+def report(measured: Measured) -> str:
+    """The numbers in plain text."""
+    lines = [f"{measured['name']}, {measured['ranks']} ranks"]
+    for name, rates in measured["matmul"].items():
+        lines += [f"matmul {name} {n:>5} {rate / 1e9:>10.1f} GFLOP/s" for n, rate in rates]
+    lines += [f"conv float32 {n:>7} {rate / 1e9:>10.1f} GFLOP/s" for n, rate in measured["conv"]]
+    lines.append(f"memory {measured['bandwidth'] / 1e9:>24.1f} GB/s")
+    lines += [f"{k} {v / 1e9:.1f} GB/s" for k, v in measured["to_device"].items() if k in WAYS]
+    lines += [f"all-reduce {int(n):>11,} B {s * 1e6:>8.0f} us" for n, s in measured["all_reduce"]]
+    return "\n".join(lines)
+
+
+__all__ = ["add_arguments", "main", "measure", "report", "toml"]
