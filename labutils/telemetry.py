@@ -229,8 +229,10 @@ class Recorder:
 
     def sample(self) -> None:
         """Write how much memory the rank holds now."""
-        self._sampled = time.monotonic_ns()
-        self._write([self._sampled, memory_of(self.device)])
+        self._sampled, device = time.monotonic_ns(), self.device
+        held = memory_of(device)
+        if device == self.device:  # it may have moved to another device meanwhile
+            self._write([self._sampled, held])
 
     def close(self) -> None:
         self._closing = True

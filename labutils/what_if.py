@@ -6,6 +6,8 @@ notebook, and a notebook that is executed without a browser shows them as well.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 WORLDS = (1, 2, 4, 8, 16, 64, 256, 1024)
 """GPUs at the points of the scaling curve."""
+
+IDLE_S = 0.5
+"""Pause between two recordings that nobody waits for."""
 
 CHOICES: dict[str, Sequence[Any]] = {
     "nodes": (1, 2, 4, 8, 16, 32, 64, 128),
@@ -58,6 +63,7 @@ class WhatIf:
         """(GPUs, samples per second), full nodes."""
         self._handles: list[Any] = []
         self._sliders: dict[str, Any] = {}
+        self._waiting: list[tuple[str, int]] | None = None
         self._answer(self.asked)
 
     def set(self, **changes: Any) -> WhatIf:
@@ -165,6 +171,7 @@ class WhatIf:
         values = {name: slider.value for name, slider in self._sliders.items()}
         if all(self.asked[name] == value for name, value in values.items()):
             return
+        self._message.value = "recording …"
         try:
             self._answer({**self.asked, **values})
             self._message.value = ""
@@ -172,6 +179,24 @@ class WhatIf:
             self._message.value = str(error)
             return
         self._redraw()
+        self._ahead()
+
+    def _ahead(self) -> None:
+        """Record, when the kernel is idle, what other positions of the sliders will need."""
+        if self._waiting is not None:
+            return
+        self._waiting = [(p, n) for p in CHOICES["precision"] for n in (1, 2) if p != "tf32"]
+        with contextlib.suppress(RuntimeError):  # without an event loop there is no idle time
+            asyncio.get_running_loop().call_later(IDLE_S, self._record_one)
+
+    def _record_one(self) -> None:
+        if not self._waiting:
+            return
+        precision, passes = self._waiting.pop(0)
+        with contextlib.suppress(ValueError):  # what fails is told when it is asked for
+            asked = {**self.asked, "precision": precision, "accumulate": passes}
+            Question(self.model, strategy="ddp", record=recording, **asked)
+        asyncio.get_running_loop().call_later(IDLE_S, self._record_one)
 
 
 def what_if(model: Any, **asked: Any) -> WhatIf:

@@ -73,9 +73,7 @@ def _run(
     base = torch.vgpu.memory_allocated(rank)  # type: ignore[attr-defined]
     chosen = model()
     module = chosen.build().to(device)
-    ddp = DistributedDataParallel(
-        module, device_ids=[rank], bucket_cap_mb=bucket_cap_mb, **options
-    )
+    ddp = DistributedDataParallel(module, device_ids=[rank], bucket_cap_mb=bucket_cap_mb, **options)
     optimizer = chosen.optimizer(module.parameters())
     host = [chosen.batch(batch) for _ in range(1)]
     pinned = [(tuple(t.pin_memory() for t in x), y.pin_memory()) for x, y in host]

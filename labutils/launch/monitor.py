@@ -41,6 +41,25 @@ class Monitor:
         self.inside = threading.local()
         self._lock = threading.Lock()
         self._newest: Call | None = None
+        self._open: set[int] = set()
+        """Calls whose end another thread will tell of."""
+
+    def end_with(self, future: Any, call: Call, mark: Any) -> None:
+        """The call is complete once ``future`` is; a thread of the backend says so."""
+        self._open.add(id(call))
+
+        def ended(_: Any) -> None:
+            self.end(call, mark)
+            self._open.discard(id(call))
+
+        future.add_done_callback(ended)
+
+    def settle(self, seconds: float = 0.5) -> None:
+        """Give such threads a moment to finish what they have to say."""
+        deadline = time.monotonic() + seconds
+        while self._open and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self._open.clear()
 
     def new_epoch(self, epoch: int, checked: bool) -> None:
         """A new cell or run begins."""
@@ -145,7 +164,7 @@ def _when_done(work: Any, monitor: Monitor, call: Call, mark: Any) -> Any:
     if call.peer:
         return _Waited(work, lambda: monitor.end(call, mark))
     try:
-        work.get_future().add_done_callback(lambda _: monitor.end(call, mark))
+        monitor.end_with(work.get_future(), call, mark)
     except RuntimeError:
         return _Waited(work, lambda: monitor.end(call, mark))
     return work
@@ -219,7 +238,7 @@ class BucketGroup(dist.ProcessGroup):
         # DDP's buckets are the same on all ranks, and comparing would end the overlap.
         mark = monitor.begin(call, check=False)
         work = self.real.allreduce(tensors, opts)
-        work.get_future().add_done_callback(lambda _: monitor.end(call, mark))
+        monitor.end_with(work.get_future(), call, mark)
         return work
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:  # type: ignore[override]
@@ -261,7 +280,7 @@ def _timed_hook(module: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
             future = hook(state, bucket)
         finally:
             monitor.inside.call = False
-        future.add_done_callback(lambda _: monitor.end(call, mark))
+        monitor.end_with(future, call, mark)
         return future
 
     timed.__annotations__.clear()  # DDP wants the class there, or nothing; not its name

@@ -85,6 +85,8 @@ class Rank:
             reply = work(*arguments)
             if self.stretch is not None:
                 self.stretch.save()
+            if hasattr(self, "monitor"):
+                self.monitor.settle()
             self.busy = False
             answer: tuple[Any, ...] = ("done", time.monotonic_ns(), self._counts())
             self.mark_state(FINISHED)

@@ -103,7 +103,7 @@ class _Bench:
     # -------------------------------------------------------------------------------- the program
 
     def _step(self, cuts: list[int], passes: int) -> None:
-        """One step of so many passes; ``cuts`` gets the log number at the end of every pass but the last."""
+        """One step; ``cuts`` gets the log number at the end of every pass but the last."""
         self.optimizer.zero_grad()
         for n in range(passes):
             last = n == passes - 1

@@ -11,6 +11,7 @@ import argparse
 import datetime
 import json
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -77,9 +78,7 @@ def measure(ranks: int | None = None, seconds: float = 0.1) -> Measured:
         raise ValueError(f"seconds must be positive, but is {seconds}.")
     with tempfile.TemporaryDirectory() as folder:
         threads = max(1, cores // ranks)
-        torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
-            _rank, (ranks, threads, seconds, folder), nprocs=ranks
-        )
+        torch.multiprocessing.spawn(_rank, (ranks, threads, seconds, folder), nprocs=ranks)
         found: Measured = json.loads(Path(folder, "measured.json").read_text(encoding="utf-8"))
     return found
 
@@ -154,7 +153,7 @@ def _measure(device: torch.device, ranks: int, threads: int, clock: _Clock) -> M
         "matmul": {name: _matmul(device, getattr(torch, name), clock) for name in dtypes},
         "conv": _conv(device, clock),
         "bandwidth": _bandwidth(device, clock),
-        "shortest": clock.time(lambda x=torch.ones(8, device=device): x.add_(1)),  # type: ignore[misc]
+        "shortest": _shortest(device, clock),
         "to_device": _to_device(device, clock) if device.type == "cuda" else {},
         "all_reduce": _all_reduce(device, clock) if ranks > 1 else [],
         **_identity(device, ranks),
@@ -185,6 +184,12 @@ def _bandwidth(device: torch.device, clock: _Clock) -> float:
     a, b = (torch.ones(1 << 24, device=device) for _ in range(2))
     out = torch.empty_like(a)
     return 3 * a.nbytes / clock.time(lambda: torch.add(a, b, out=out))
+
+
+def _shortest(device: torch.device, clock: _Clock) -> float:
+    """Seconds of an operation on next to nothing."""
+    x = torch.ones(8, device=device)
+    return clock.time(lambda: x.add_(1))
 
 
 def _to_device(device: torch.device, clock: _Clock) -> dict[str, float]:
@@ -223,14 +228,16 @@ def _identity(device: torch.device, ranks: int) -> Measured:
 
 def toml(measured: Measured) -> str:
     """The profile file of what was measured; ``profiles.load`` reads it."""
-    best = {name: max(rate for _, rate in rates) for name, rates in measured["matmul"].items()}
-    conv = max(rate for _, rate in measured["conv"]) / best["float32"]
+    typical = max if measured["kind"] == "cuda" else statistics.median  # CPUs: any size is alike
+    best = {k: typical(rate for _, rate in rates) for k, rates in measured["matmul"].items()}
+    conv = typical(rate for _, rate in measured["conv"]) / best["float32"]
     source = f"measured by labutils measure-hardware, {measured['date']}"
     peaks = ", ".join(f"{name} = {rate:.4g}" for name, rate in best.items())
     half = [name for name in best if name != "float32"]
+    sizes = [f"# matmul {k}, [size, FLOP/s]: {_pairs(v)}" for k, v in measured["matmul"].items()]
     lines = [
         f"# {source}: {measured['name']}, {measured['ranks']} ranks",
-        *(f"# matmul {name}, [size, FLOP/s]: {_pairs(r)}" for name, r in measured["matmul"].items()),
+        *sizes,
         f"# conv float32, [channels, FLOP/s]: {_pairs(measured['conv'])}",
         'profile = "this-machine"', "",
         "[system.this-machine]", f'gpu = "{measured["name"]}"', f"gpus = {measured['ranks']}", "",

@@ -119,3 +119,12 @@ def _packed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 HANDLERS[aten._pack_padded_sequence] = _packed
+
+
+def _detach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Mostly autograd's own, which keeps results detached: no operation that a GPU would see."""
+    tensor = args[0]
+    return wrap(tensor.raw, tensor.index, tensor.block)
+
+
+HANDLERS[aten.detach] = _detach

@@ -26,7 +26,8 @@ class VirtualSource:
         for index in range(state.devices):
             journal.sample_memory(index)
         devices, ledger = state.devices, state.ledger
-        self._mark = state.recorder.count
+        self._recorder = state.recorder  # lab.predict has one of its own meanwhile
+        self._mark = self._recorder.count
         self._dropped = 0
         self._scheduler = Scheduler(
             profiles.load(state.profile),
@@ -48,7 +49,7 @@ class VirtualSource:
 
     def poll(self) -> float:
         """Schedule what is new in the log; returns the simulated seconds reached."""
-        entries, lost = state.recorder.since(self._mark)
+        entries, lost = self._recorder.since(self._mark)
         self._mark += len(entries) + lost
         self._dropped += lost
         self._scheduler.feed(entries)

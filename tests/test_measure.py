@@ -1,0 +1,99 @@
+"""``labutils measure-hardware``: the profile says what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labutils.cli import main
+from labutils.timing import profiles
+from labutils.timing.cost import collective_seconds, kernel_seconds
+from labutils.timing.measure import measure, report, toml
+from labutils.timing.predict import predict
+from labutils.timing.profiles import Profile
+from labutils.virtual.record import Kernel
+
+CURVE = [[1024, 200e-6], [65536, 300e-6], [1048576, 900e-6], [16777216, 9e-3]]
+CPU: dict[str, Any] = {
+    "kind": "cpu", "ranks": 4, "threads": 1, "date": "2026-01-01", "name": "CPU",
+    "memory": 8 << 30, "processors": 1, "matmul": {"float32": [[64, 20e9], [512, 50e9], [1024, 40e9]]},
+    "conv": [[8, 10e9], [32, 20e9], [64, 30e9]], "bandwidth": 8e9, "shortest": 3e-6,
+    "to_device": {}, "all_reduce": CURVE,
+}  # fmt: skip
+GPU: dict[str, Any] = {
+    **CPU, "kind": "cuda", "name": "Some GPU", "ranks": 1, "processors": 100, "all_reduce": [],
+    "matmul": {"float32": [[64, 1e12], [4096, 18e12]], "float16": [[64, 1e12], [4096, 200e12]]},
+    "conv": [[8, 1e12], [256, 9e12]], "bandwidth": 900e9,
+    "to_device": {"pinned": 20e9, "pageable": 6e9, "latency": 9e-6},
+}  # fmt: skip
+
+
+def written(measured: dict[str, Any], folder: Path) -> Profile:
+    path = folder / "my.toml"
+    path.write_text(toml(measured), encoding="utf-8")
+    return profiles.load(path)
+
+
+def test_a_matrix_product_takes_as_long_as_measured(tmp_path: Path) -> None:
+    n, profile = 512, written(CPU, tmp_path)
+    nbytes = n * n * 4
+    product = Kernel("mm", "gemm", "float32", 2 * n**3, 2 * nbytes, nbytes, ((n, n), (n, n)))
+    assert kernel_seconds(product, profile) == pytest.approx(2 * n**3 / 40e9, rel=0.02)
+    addition = Kernel("add", "elementwise", "float32", 0, 2 * nbytes, nbytes)
+    assert kernel_seconds(addition, profile) == pytest.approx(3e-6 + 3 * nbytes / 8e9)
+
+
+@pytest.mark.parametrize(("nbytes", "seconds"), CURVE)
+def test_an_all_reduce_takes_as_long_as_measured(
+    nbytes: int, seconds: float, tmp_path: Path
+) -> None:
+    profile = written(CPU, tmp_path)
+    assert collective_seconds("all_reduce", nbytes, 4, profile) == pytest.approx(seconds, rel=1e-3)
+
+
+def test_a_gpu(tmp_path: Path) -> None:
+    profile = written(GPU, tmp_path)
+    assert profile.gpu.peak == {"float32": 18e12, "float16": 200e12}
+    assert profile.gpu.tensor == ("float16",)
+    assert (profile.bus.pinned, profile.bus.pageable, profile.bus.latency) == (20e9, 6e9, 9e-6)
+    assert profile.gpus == 1 and profile.model.conv_efficiency == 0.5
+    assert "pinned 20.0 GB/s" in report(GPU)
+
+
+def test_a_prediction_on_the_measured_machine(tmp_path: Path) -> None:
+    """Bound by arithmetic: three products of two layers' 2 x 64 x 784 x 512 ... flops at 40 GFLOP/s."""
+    written(CPU, tmp_path)
+    prediction = predict("mlp", 64, gpus=4, profile=str(tmp_path / "my.toml"))
+    weights = 784 * 512 + 512 * 512 + 512 * 10
+    least = 2 * 64 * (3 * weights - 784 * 512) / 40e9
+    assert least < prediction.step_s < 4 * least
+
+
+def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "here.toml"
+    words = ["measure-hardware", "--out", str(path), "--seconds", "0.001", "--ranks", "1"]
+    assert main(words) == 0
+    assert "memory" in capsys.readouterr().out
+    profile = profiles.load(path)
+    assert profile.gpus == 1 and 1e8 < profile.gpu.peak["float32"] < 1e15
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--out", "my.txt"], "ends in .toml"),
+        (["--out", "/nowhere/my.toml"], "no folder '/nowhere'"),
+        (["--out", "x.toml", "--ranks", "5000"], "ranks cannot be 5000"),
+        (["--out", "x.toml", "--seconds", "0"], "seconds must be positive"),
+    ],
+)
+def test_bad_arguments(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["measure-hardware", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_ranks_reduce_together() -> None:
+    measured = measure(ranks=1, seconds=0.001)
+    assert measured["all_reduce"] == [] and measured["ranks"] == 1
