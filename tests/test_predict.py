@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -35,12 +36,19 @@ class Tower(nn.Module):
         return self.layers(x)
 
 
+def big(**size: int) -> Tower:
+    """A tower without values, which costs nothing to make."""
+    with torch.device("meta"):
+        return Tower(**size)
+
+
+TOWER = Tower()
 EXAMPLE = torch.zeros(2, 512), torch.zeros(2, dtype=torch.int64)
 WEIGHTS = 8 * 512 * 512 * 4
 
 
 def tower(**asked: Any) -> Prediction:
-    return predict(Tower(), **{"example": EXAMPLE, "profile": DGX, "batch": 64, **asked})
+    return predict(TOWER, **{"example": EXAMPLE, "profile": DGX, "batch": 64, **asked})
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
@@ -138,7 +146,7 @@ def test_passes_under_no_sync_reduce_once() -> None:
         names = [s.name for s in prediction.trace.spans]
         assert names.count("all_reduce") == len(prediction.buckets)
     lengths = [p.step_s for p in predictions]
-    more = [b - a for a, b in zip(lengths, lengths[1:])]
+    more = [b - a for a, b in itertools.pairwise(lengths)]
     assert more[1:] == pytest.approx([more[1]] * 3, rel=0.03)
     assert predictions[3].samples_per_s == pytest.approx(4 * 4096 * 8 / lengths[3])
 
@@ -158,9 +166,10 @@ def test_a_quick_loader_changes_nothing() -> None:
 
 def test_precision_decides_the_rate() -> None:
     """Large products on an A100: tensor cores are quicker than the others."""
+    large = big(width=4096, depth=4)
+    example = torch.zeros(1, 4096, device="meta"), torch.zeros(1, dtype=torch.int64, device="meta")
     times = {
-        p: predict(Tower(4096, 4), 4096, "single", precision=p,
-                   example=(torch.zeros(1, 4096), torch.zeros(1, dtype=torch.int64))).step_s
+        p: predict(large, 4096, "single", precision=p, example=example).step_s
         for p in ("fp32", "tf32", "bf16", "amp")
     }  # fmt: skip
     assert times["fp32"] > 1.5 * times["tf32"] > 1.5 * times["bf16"]
@@ -202,14 +211,21 @@ def test_exposed_time_is_a_union() -> None:
 # -------------------------------------------------------------------------------- other batch sizes
 
 
+ATTENTION = nn.TransformerEncoderLayer(32, 4, batch_first=True)
+WORDS: dict[str, Any] = {
+    "example": (torch.zeros(2, 8, 32), torch.zeros(2)),
+    "criterion": lambda outputs, targets: outputs.square().mean(),
+}
+
+
 @pytest.mark.parametrize(
     ("model", "asked"),
     [
-        ("small_cnn", {}), ("resnet_small", {"precision": "amp"}), ("bert_base", {"seq": 64}),
+        ("small_cnn", {}), ("resnet_small", {"precision": "amp"}), (ATTENTION, WORDS),
         ("resnet_small", {"accumulate": 3, "gradient_as_bucket_view": True}),
     ],
 )  # fmt: skip
-def test_two_recordings_give_all_batch_sizes(model: str, asked: dict[str, Any]) -> None:
+def test_two_recordings_give_all_batch_sizes(model: Any, asked: dict[str, Any]) -> None:
     extended = Question(model, batch=24, gpus=2, record=scaled.recording, **asked)
     recorded = Question(model, batch=24, gpus=2, **asked)
     assert extended.entries == recorded.entries
@@ -247,7 +263,7 @@ def test_the_users_virtual_gpus_are_as_before(users_gpus: Recorder) -> None:
     before = torch.get_rng_state(), users_gpus.count, list(state.ledger.allocated)
     library._recordings.clear()
     predict("mlp", 8, gpus=2, profile=DGX)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="fails"):
         predict(broken, 8, example=EXAMPLE)
     assert torch.equal(before[0], torch.get_rng_state())
     assert (users_gpus.count, list(state.ledger.allocated)) == before[1:]

@@ -78,3 +78,13 @@ def test_names_mirror_cuda() -> None:
         assert all(hasattr(vgpu, name) for name in vgpu.__all__)
         assert vgpu.OutOfMemoryError is torch.OutOfMemoryError
         assert vgpu.is_available()
+
+
+def test_a_parameter_that_is_held_on_to_cannot_move_and_that_is_said() -> None:
+    import weakref
+
+    layer = torch.nn.Linear(3, 3)
+    held = weakref.ref(layer.weight)
+    with pytest.raises(RuntimeError, match="Linear.weight cannot move .* while something holds"):
+        layer.to("vgpu:0")
+    assert held() is not None

@@ -117,14 +117,14 @@ def _take_apart(entries: list[Entry], count: int) -> _Parts:
     for position, entry in enumerate(entries):
         if entry.what == "wait" and entry.ref in events:
             end = position + 1
-            while end < len(entries) and _belongs(entries[end]):
+            while any(map(_belongs, entries[end : end + 2])):
                 end += 1
             waits[events[entry.ref]], ends[events[entry.ref]] = position, end
     return _Parts(issued, waits, ends)
 
 
 def _belongs(entry: Entry) -> bool:
-    """Whether the entry works on the bucket that was waited for."""
+    """Whether the entry works on the bucket that was waited for (memory may change in between)."""
     return entry.kernel is not None and entry.kernel.name in ("as_strided", "view", "copy_")
 
 
@@ -155,7 +155,9 @@ def _finished(entries: list[Entry], parts: _Parts, groups: Sequence[Group]) -> l
         if wait < len(entries):
             made.append(entries[wait])
         works = [e for index in group for e in entries[parts.waits[index] + 1 : parts.ends[index]]]
-        made += sorted(works, key=lambda e: e.kernel is not None and e.kernel.name == "copy_")
+        kernels = [e for e in works if e.kernel is not None]
+        kernels.sort(key=lambda e: e.kernel.name == "copy_")  # type: ignore[union-attr]
+        made += [*kernels[:1], *(e for e in works if e.kernel is None), *kernels[1:]]
     return made
 
 

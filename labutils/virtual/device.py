@@ -70,6 +70,7 @@ def register() -> None:
     _replace_data_parallel()
     _replace_dropout()
     _replace_composites()
+    _explain_moves()
     _mark_optimizer_steps()
     _group_by_device()
     autocast.install()
@@ -275,3 +276,24 @@ def _group_by_device() -> None:
 
     for user in (_foreach_utils, optimizer, clip_grad):
         user._group_tensors_by_device_and_dtype = group  # type: ignore[attr-defined]
+
+
+def _explain_moves() -> None:
+    """A module's parameters change places with virtual ones, unless something still holds them."""
+    original = torch.nn.Module._apply
+
+    @functools.wraps(original)
+    def apply(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        try:
+            return original(self, *args, **kwargs)
+        except RuntimeError as error:
+            if "Couldn't swap" not in str(error):
+                raise
+            name = str(error).rpartition("swap ")[2]
+            raise RuntimeError(
+                f"{name} cannot move to another device while something holds on to it, such as a "
+                "loss that was computed from it or a weak reference. Move the model before it is "
+                "used, or delete that (del loss) first."
+            ) from error
+
+    torch.nn.Module._apply = apply  # type: ignore[method-assign]

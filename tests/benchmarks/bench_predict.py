@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,12 @@ MOVES: tuple[dict[str, Any], ...] = (
 
 def measure() -> list[tuple[str, float, float]]:
     """Rows for ``python tests/benchmarks``."""
-    dgx = {"batch": 32, "profile": "DGX-1-V100"}
-    predict("resnet50", gpus=1, **dgx)  # the recording  # type: ignore[arg-type]
-    large = seconds(lambda: predict("resnet50", gpus=8, nodes=128, **dgx))  # type: ignore[arg-type]
+    dgx: dict[str, Any] = {"batch": 32, "profile": "DGX-1-V100"}
+    predict("resnet50", gpus=1, **dgx)  # the recording
+    large = seconds(lambda: predict("resnet50", gpus=8, nodes=128, **dgx))
     curve = seconds(lambda: scaling("resnet50", **dgx))
     view = what_if("resnet50", profile="DGX-1-V100")
-    moves = [seconds(lambda: move(view, change)) for change in MOVES]  # noqa: B023
+    moves = [seconds(partial(move, view, change)) for change in MOVES]
     rows = [
         ("predict resnet50 on 1,024 GPUs, s", large, 1.0),
         ("scaling curve 1 ... 1,024, s", curve, 3.0),
