@@ -116,6 +116,8 @@ def difference(yours: Any, expected: Any, where: str = "") -> str | None:
         if set(yours) != set(expected):
             return f"{at}keys {sorted(map(repr, yours))} instead of {sorted(map(repr, expected))}"
         return _first_difference(((k, yours[k], expected[k]) for k in expected), where)
+    if isinstance(yours, torch.Tensor) and yours.dim() == 0 and _is_number(expected):
+        yours = yours.item()
     if type(yours) is not type(expected) and not (_is_number(yours) and _is_number(expected)):
         return f"{at}{_kind(yours)} instead of {_kind(expected)}"
     if isinstance(expected, float):

@@ -78,7 +78,11 @@ class Watch:
     ) -> None:
         self._ended.set()
         self._thread.join()
-        self.trace = self._source.stop()
+        try:
+            self.trace = self._source.stop()
+        except Exception:
+            if error is None:
+                raise  # else what went wrong in the block is what matters
         self.trace.title = self.title
         if error is not None:
             self.trace.notes.append(f"ended by {type(error).__name__}")

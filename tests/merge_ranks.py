@@ -33,11 +33,11 @@ def narrow() -> ModelSpec:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "resnet18": dict(model=lambda: spec("resnet18"), batch=8),
-    "mlp_views": dict(model=lambda: spec("mlp"), batch=16, gradient_as_bucket_view=True),
-    "narrow": dict(model=narrow, batch=32, bucket_cap_mb=0.5, first_bucket_mb=0.5),
-    "narrow_passes": dict(model=narrow, batch=4, accumulate=4),
-    "narrow_unused": dict(model=narrow, batch=4, find_unused_parameters=True),
+    "resnet18": {"model": lambda: spec("resnet18"), "batch": 8},
+    "mlp_views": {"model": lambda: spec("mlp"), "batch": 16, "gradient_as_bucket_view": True},
+    "narrow": {"model": narrow, "batch": 32, "bucket_cap_mb": 0.5, "first_bucket_mb": 0.5},
+    "narrow_passes": {"model": narrow, "batch": 4, "accumulate": 4},
+    "narrow_unused": {"model": narrow, "batch": 4, "find_unused_parameters": True},
 }
 """Arguments of ``predict`` and of the run that it is compared with."""
 

@@ -10,7 +10,8 @@ import pytest
 from labutils.cli import main
 from labutils.timing import profiles
 from labutils.timing.cost import collective_seconds, kernel_seconds
-from labutils.timing.measure import measure, report, toml
+from labutils.timing.measure import measure
+from labutils.timing.measured import report, toml
 from labutils.timing.predict import predict
 from labutils.timing.profiles import Profile
 from labutils.virtual.record import Kernel
@@ -18,7 +19,8 @@ from labutils.virtual.record import Kernel
 CURVE = [[1024, 200e-6], [65536, 300e-6], [1048576, 900e-6], [16777216, 9e-3]]
 CPU: dict[str, Any] = {
     "kind": "cpu", "ranks": 4, "threads": 1, "date": "2026-01-01", "name": "CPU",
-    "memory": 8 << 30, "processors": 1, "matmul": {"float32": [[64, 20e9], [512, 50e9], [1024, 40e9]]},
+    "memory": 8 << 30, "processors": 1,
+    "matmul": {"float32": [[64, 20e9], [512, 50e9], [1024, 40e9]]},
     "conv": [[8, 10e9], [32, 20e9], [64, 30e9]], "bandwidth": 8e9, "shortest": 3e-6,
     "to_device": {}, "all_reduce": CURVE,
 }  # fmt: skip
@@ -63,7 +65,7 @@ def test_a_gpu(tmp_path: Path) -> None:
 
 
 def test_a_prediction_on_the_measured_machine(tmp_path: Path) -> None:
-    """Bound by arithmetic: three products of two layers' 2 x 64 x 784 x 512 ... flops at 40 GFLOP/s."""
+    """At 40 GFLOP/s: three products per layer, two in the first; the rest is memory traffic."""
     written(CPU, tmp_path)
     prediction = predict("mlp", 64, gpus=4, profile=str(tmp_path / "my.toml"))
     weights = 784 * 512 + 512 * 512 + 512 * 10

@@ -117,14 +117,17 @@ def _take_apart(entries: list[Entry], count: int) -> _Parts:
     for position, entry in enumerate(entries):
         if entry.what == "wait" and entry.ref in events:
             end = position + 1
-            while any(map(_belongs, entries[end : end + 2])):
+            while end < len(entries) and _belongs(entries, end):
                 end += 1
             waits[events[entry.ref]], ends[events[entry.ref]] = position, end
     return _Parts(issued, waits, ends)
 
 
-def _belongs(entry: Entry) -> bool:
+def _belongs(entries: list[Entry], position: int) -> bool:
     """Whether the entry works on the bucket that was waited for (memory may change in between)."""
+    entry = entries[position]
+    if entry.what == "memory" and position + 1 < len(entries):
+        entry = entries[position + 1]
     return entry.kernel is not None and entry.kernel.name in ("as_strided", "view", "copy_")
 
 

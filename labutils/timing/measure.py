@@ -11,10 +11,10 @@ import argparse
 import datetime
 import json
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from . import profiles
+from .measured import WAYS, Measured, report, toml
 
 MATMUL_SIZES = (64, 128, 256, 512, 1024)
 CONV_SIZES = (8, 16, 32, 64)
 """Channels of 3 x 3 convolutions of images of 32 x 32."""
 REDUCE_BYTES = tuple(4**n << 10 for n in range(8))
 """1 KiB to 16 MiB."""
-WAYS = ("pinned", "pageable")
-
-Measured = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -170,13 +168,20 @@ def _matmul(device: torch.device, dtype: torch.dtype, clock: _Clock) -> list[lis
 
 
 def _conv(device: torch.device, clock: _Clock) -> list[list[float]]:
-    """[channels, FLOP/s] of 3 x 3 convolutions."""
+    """[channels, FLOP/s] of 3 x 3 convolutions, forward and backward (three products)."""
     found = []
     for n in CONV_SIZES if device.type == "cpu" else (*CONV_SIZES, 128, 256):
         x, w = torch.ones(16, n, 32, 32, device=device), torch.ones(n, n, 3, 3, device=device)
-        run = clock.time(lambda x=x, w=w: F.conv2d(x, w, padding=1))  # type: ignore[misc]
-        found.append([n, 2 * 16 * 32 * 32 * n * n * 9 / run])
+        gradient = torch.ones_like(x)
+        inputs = x.requires_grad_(), w.requires_grad_()
+        run = clock.time(partial(_train_conv, inputs, gradient))
+        found.append([n, 3 * 2 * 16 * 32 * 32 * n * n * 9 / run])
     return found
+
+
+@torch.enable_grad()
+def _train_conv(inputs: tuple[torch.Tensor, torch.Tensor], gradient: torch.Tensor) -> None:
+    torch.autograd.grad(F.conv2d(*inputs, padding=1), inputs, gradient)
 
 
 def _bandwidth(device: torch.device, clock: _Clock) -> float:
@@ -223,89 +228,4 @@ def _identity(device: torch.device, ranks: int) -> Measured:
     return {"name": "CPU", "memory": memory, "processors": 1}
 
 
-# ------------------------------------------------------------------------------------ as a profile
-
-
-def toml(measured: Measured) -> str:
-    """The profile file of what was measured; ``profiles.load`` reads it."""
-    typical = max if measured["kind"] == "cuda" else statistics.median  # CPUs: any size is alike
-    best = {k: typical(rate for _, rate in rates) for k, rates in measured["matmul"].items()}
-    conv = typical(rate for _, rate in measured["conv"]) / best["float32"]
-    source = f"measured by labutils measure-hardware, {measured['date']}"
-    peaks = ", ".join(f"{name} = {rate:.4g}" for name, rate in best.items())
-    half = [name for name in best if name != "float32"]
-    sizes = [f"# matmul {k}, [size, FLOP/s]: {_pairs(v)}" for k, v in measured["matmul"].items()]
-    lines = [
-        f"# {source}: {measured['name']}, {measured['ranks']} ranks",
-        *sizes,
-        f"# conv float32, [channels, FLOP/s]: {_pairs(measured['conv'])}",
-        'profile = "this-machine"', "",
-        "[system.this-machine]", f'gpu = "{measured["name"]}"', f"gpus = {measured['ranks']}", "",
-        f'[gpu."{measured["name"]}"]', f'source = "{source}"',
-        f"memory_bytes = {measured['memory']}",
-        f"multi_processor_count = {measured['processors']}",
-        f"memory_bandwidth = {measured['bandwidth']:.4g}",
-        f"peak = {{ {peaks} }}", f"tensor = {json.dumps(half)}",
-        'bus = "this-machine"', f'link = "{"this-machine" if measured["all_reduce"] else "pcie3"}"',
-        "", *_bus(measured), *_link(measured), *_model(measured, conv),
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
-
-
-def _pairs(pairs: list[list[float]]) -> str:
-    return ", ".join(f"[{int(a)}, {b:.4g}]" for a, b in pairs)
-
-
-def _bus(measured: Measured) -> list[str]:
-    """The way to the device; a CPU is its own device, and copies nothing."""
-    ways = measured["to_device"] or {"pinned": 1e15, "pageable": 1e15, "latency": 1e-9}
-    return ["[bus.this-machine]", *(f"{key} = {value:.4g}" for key, value in ways.items()), ""]
-
-
-def _link(measured: Measured) -> list[str]:
-    """The curve as it is, from where it rises: every point above the shortest time."""
-    curve = measured["all_reduce"]
-    if not curve:
-        return []
-    ranks, (nbytes, seconds) = measured["ranks"], curve[-1]
-    bandwidth = 2 * (ranks - 1) / ranks * nbytes / seconds
-    return [
-        "[link.this-machine]", f"ranks = {ranks}", f"bandwidth = {bandwidth:.4g}",
-        f"latency = {curve[0][1] / (2 * (ranks - 1)):.4g}",
-        f"curve = [{_pairs(curve)}]", "",
-    ]  # fmt: skip
-
-
-def _model(measured: Measured, conv: float) -> list[str]:
-    """The peaks are measured ones, so that nothing is lost of them.
-
-    On a CPU an operation is over when the call returns: the host's part is in ``kernel_floor``,
-    and there is nothing to launch.
-    """
-    lines = ["[model]", "memory_efficiency = 1.0", "simt_efficiency = 1.0",
-             "tensor_efficiency = 1.0", f"conv_efficiency = {conv:.3g}",
-             "winograd_gain = 1.0"]  # fmt: skip
-    if measured["kind"] == "cuda":
-        return [*lines, f"kernel_floor = {measured['shortest']:.3g}"]
-    shortest = measured["shortest"]
-    names = ("python", "dispatch", "engine", "view", "tensor", "sync", "thread", "launch")
-    return [
-        *lines, f"kernel_floor = {shortest:.3g}", "tile_seconds = 1e-12", "tensors_per_launch = 1",
-        "norm_read_passes = 1.0", "collective_base = 1e-6", "", "[host]",
-        *(f"{name}_seconds = 1e-9" for name in names), "collective_seconds = 1e-6",
-    ]  # fmt: skip
-
-
-def report(measured: Measured) -> str:
-    """The numbers in plain text."""
-    lines = [f"{measured['name']}, {measured['ranks']} ranks"]
-    for name, rates in measured["matmul"].items():
-        lines += [f"matmul {name} {n:>5} {rate / 1e9:>10.1f} GFLOP/s" for n, rate in rates]
-    lines += [f"conv float32 {n:>7} {rate / 1e9:>10.1f} GFLOP/s" for n, rate in measured["conv"]]
-    lines.append(f"memory {measured['bandwidth'] / 1e9:>24.1f} GB/s")
-    lines += [f"{k} {v / 1e9:.1f} GB/s" for k, v in measured["to_device"].items() if k in WAYS]
-    lines += [f"all-reduce {int(n):>11,} B {s * 1e6:>8.0f} us" for n, s in measured["all_reduce"]]
-    return "\n".join(lines)
-
-
-__all__ = ["add_arguments", "main", "measure", "report", "toml"]
+__all__ = ["add_arguments", "main", "measure"]

@@ -7,6 +7,8 @@ simulated from the recorded operations.
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from labutils.virtual.state import MOST_DEVICES, state
@@ -42,9 +44,12 @@ def enable(
         raise ValueError(
             f"{devices} virtual GPUs cannot be made: choose a number from 1 to {MOST_DEVICES}."
         )
+    if not isinstance(profile, str | os.PathLike):
+        raise ValueError(f"profile must be the name of one, or a file, but got {profile!r}.")
     if compute not in ("real", "phantom"):
         raise ValueError(f"compute must be 'real' or 'phantom', but got {compute!r}.")
     gpu = profiles.load(profile).gpu
+    state.ledger.closed = ""
     state.ledger.resize(devices, gpu.memory_bytes)
     state.gpu_name, state.multi_processor_count = gpu.name, gpu.multi_processor_count
     state.profile, state.phantom, state.devices = profile, compute == "phantom", devices

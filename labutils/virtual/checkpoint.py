@@ -37,6 +37,8 @@ class VirtualStorage(torch.UntypedStorage):
 
 
 def _reduce(self: VirtualTensor, protocol: Any) -> tuple[Any, tuple[Any, ...]]:
+    if state.ledger.closed:
+        raise RuntimeError(state.ledger.closed)
     if self.raw.is_meta:
         raise errors.no_values("torch.save")
     if isinstance(self, torch.nn.Parameter):

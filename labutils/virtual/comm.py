@@ -16,6 +16,7 @@ from torch._utils import _get_device_index, _reorder_tensors_as, _take_tensors
 from labutils.virtual import journal
 from labutils.virtual.copies import move
 from labutils.virtual.record import Collective, Kernel
+from labutils.virtual.state import state
 from labutils.virtual.streams import stream as use_stream
 from labutils.virtual.tensor import VirtualTensor, wrap
 
@@ -118,11 +119,23 @@ def reduce_add_coalesced(
     Small tensors are added in flat buffers of up to ``buffer_size`` bytes.
     """
     sums: list[torch.Tensor] = []
+    inputs = [_on_device(tensors, destination) for tensors in inputs]
     with torch.no_grad():
         for chunks in zip(*(_take_tensors(tensors, buffer_size) for tensors in inputs)):
             total: Any = reduce_add([_flatten(chunk) for chunk in chunks], destination)
             sums += _unflatten(total, chunks[0])
     return tuple(_reorder_tensors_as(sums, inputs[0]))
+
+
+def _on_device(tensors: Sequence[Any], destination: Any) -> list[VirtualTensor]:
+    """``tensors`` with those that autograd made for unused outputs, zeros on the CPU, moved."""
+    virtual = next((t for t in tensors if type(t) is VirtualTensor), None)
+    index = _get_device_index(destination, True) if virtual is None else virtual.index
+    place = "meta" if state.phantom else "cpu"
+    return [
+        t if type(t) is VirtualTensor else wrap(torch.zeros_like(t, device=place), index)
+        for t in tensors
+    ]
 
 
 def reduce_add(inputs: Sequence[Any], destination: Any = None) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -76,7 +77,18 @@ def register() -> None:
     autocast.install()
     checkpoint.install()
     distributed.install()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_after_fork)
     _registered = True
+
+
+def _after_fork() -> None:
+    """A child of a process with virtual GPUs may not use them, as with CUDA."""
+    if state.devices:
+        state.ledger.closed = (
+            "Cannot use virtual GPUs in a forked subprocess, such as a DataLoader's worker. Return "
+            "CPU tensors there, and move the batch to the GPU in the training loop."
+        )
 
 
 def _fallback(func: Any, *args: Any, **kwargs: Any) -> Any:

@@ -19,8 +19,7 @@ def check_index(index: int) -> int:
     """
     if index >= state.devices:
         raise RuntimeError(
-            f"vgpu error: invalid device ordinal. vgpu:{index} does not exist: there are "
-            f"{state.devices} virtual GPUs, vgpu:0 to vgpu:{state.devices - 1}."
+            f"vgpu error: invalid device ordinal. vgpu:{index} does not exist: {state.known()}."
         )
     return index
 

@@ -48,12 +48,21 @@ def _default_device() -> torch.device | None:
     return None
 
 
+def _numbers(data: Any) -> Any:
+    """``data`` with the values of the virtual tensors in it, as in ``torch.tensor([loss, loss])``."""
+    if isinstance(data, list | tuple):
+        return type(data)(map(_numbers, data)) if type(data) in (list, tuple) else data
+    return data.tolist() if type(data) is VirtualTensor else data
+
+
 def _replace_factories() -> None:
     """``torch.tensor`` and its like build on the CPU, then move (C++ cannot build on vgpu:1)."""
 
     def build_then_move(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(original)
         def factory(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if args and isinstance(args[0], list | tuple):
+                args = (_numbers(args[0]), *args[1:])
             device = kwargs.get("device")
             if device is None and args and type(args[0]) is VirtualTensor:
                 device = args[0].device

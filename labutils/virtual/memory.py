@@ -23,6 +23,8 @@ class Ledger:
     def __init__(self, devices: int = 0, capacity: int = 0) -> None:
         # Re-entrant: the garbage collector may free a block while this thread holds the lock.
         self.lock = threading.RLock()
+        self.closed = ""
+        """Why nothing can be allocated in this process; "" if it can."""
         self.allocated: list[int] = []
         self.peak: list[int] = []
         self.reserved: list[int] = []
@@ -73,6 +75,8 @@ class Ledger:
         Raises:
             torch.OutOfMemoryError: that is more than it has.
         """
+        if self.closed:
+            raise RuntimeError(self.closed)
         now = self.allocated[device] + nbytes
         if now > self.capacity[device]:
             self.out_of_memory[device] += 1

@@ -68,6 +68,8 @@ def _cpu(self: VirtualTensor, **kwargs: Any) -> torch.Tensor:
 
 
 def _numpy(self: VirtualTensor, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("force"):
+        return self.detach().cpu().numpy()
     raise TypeError(
         f"can't convert vgpu:{self.index} device type tensor to numpy. Use Tensor.cpu() to copy "
         "the tensor to host memory first."
@@ -93,7 +95,9 @@ def _repr(self: VirtualTensor, *, tensor_contents: Any = None) -> str:
 
 
 def _format(self: VirtualTensor, spec: str) -> str:
-    return format(self.item(), spec) if self.dim() == 0 and not self.raw.is_meta else repr(self)
+    if self.dim() == 0 and not self.raw.is_meta:
+        return format(self.item(), spec)
+    return object.__format__(self, spec)
 
 
 def _set_data(self: VirtualTensor, value: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ from labutils.timing.schedule import Scheduler
 from labutils.trace import Trace
 from labutils.virtual import journal
 from labutils.virtual.record import Entry
-from labutils.virtual.state import state
+from labutils.virtual.state import MOST_DEVICES, state
 
 
 class VirtualSource:
@@ -25,15 +25,15 @@ class VirtualSource:
         """Begin at this point of the log."""
         for index in range(state.devices):
             journal.sample_memory(index)
-        devices, ledger = state.devices, state.ledger
+        ledger = state.ledger
         self._recorder = state.recorder  # lab.predict has one of its own meanwhile
         self._mark = self._recorder.count
         self._dropped = 0
         self._scheduler = Scheduler(
             profiles.load(state.profile),
-            devices,
-            tuple(ledger.allocated[:devices]),
-            tuple(ledger.capacity[:devices]),
+            MOST_DEVICES,  # more may be made while this one follows
+            tuple(ledger.allocated[: state.devices]),
+            tuple(ledger.capacity),
             self._mark,
         )
         self.spans, self.memory = self._scheduler.spans, self._scheduler.memory
@@ -63,7 +63,14 @@ class VirtualSource:
         state.recorder.host()
         self.poll()
         self._scheduler.finish()
-        return self._scheduler.trace(self._dropped)
+        trace = self._scheduler.trace(self._dropped)
+        rows = {*self.rows, *(s.device for s in trace.spans)}
+        trace.memory = [m for m in trace.memory if m.device in rows]
+        trace.capacity = {**self.capacity, **{r: b for r, b in self._now().items() if r in rows}}
+        return trace
+
+    def _now(self) -> dict[str, int]:
+        return {f"GPU {i}": b for i, b in enumerate(state.ledger.capacity[: state.devices])}
 
     def _log(self, what: str, ref: object) -> None:
         recorder = state.recorder

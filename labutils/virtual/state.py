@@ -25,5 +25,11 @@ class State:
     ledger: Ledger = field(default_factory=Ledger)
     recorder: Recorder = field(default_factory=Recorder)
 
+    def known(self) -> str:
+        """Which devices there are, in words."""
+        if not self.devices:
+            return "there are no virtual GPUs now"
+        return f"there are {self.devices} virtual GPUs, vgpu:0 to vgpu:{self.devices - 1}"
+
 
 state = State()

@@ -67,8 +67,7 @@ def index_of(device: Any, *, current: bool = True) -> int:
     index = int(device)
     if not 0 <= index < state.devices:
         raise ValueError(
-            f"vgpu:{index} does not exist: there are {state.devices} virtual GPUs, "
-            f"vgpu:0 to vgpu:{state.devices - 1}. lab.virtual.enable(n) makes more."
+            f"vgpu:{index} does not exist: {state.known()}. lab.gpus(n) makes n of them."
         )
     return index
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,10 +23,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from labutils import models
 from labutils.figures import png
 from labutils.timing.measure import measure as measure_hardware
-from labutils.timing.measure import toml
+from labutils.timing.measured import toml
 from labutils.timing.predict import predict, scaling
 from labutils.what_if import what_if
 
@@ -45,7 +49,7 @@ def measure() -> list[tuple[str, float, float]]:
     large = seconds(lambda: predict("resnet50", gpus=8, nodes=128, **dgx))
     curve = seconds(lambda: scaling("resnet50", **dgx))
     view = what_if("resnet50", profile="DGX-1-V100")
-    moves = [seconds(partial(move, view, change)) for change in MOVES]
+    moves = [seconds(partial(move, view, change), 1) for change in MOVES]
     rows = [
         ("predict resnet50 on 1,024 GPUs, s", large, 1.0),
         ("scaling curve 1 ... 1,024, s", curve, 3.0),
@@ -64,10 +68,10 @@ def move(view: Any, change: dict[str, Any]) -> None:
         png(figure)
 
 
-def seconds(function: Callable[[], Any]) -> float:
-    """Seconds of one call, the better of two."""
+def seconds(function: Callable[[], Any], calls: int = 2) -> float:
+    """Seconds of one call, the best of ``calls``."""
     found = []
-    for _ in range(2):
+    for _ in range(calls):
         start = time.perf_counter()
         function()
         found.append(time.perf_counter() - start)
@@ -79,7 +83,12 @@ def compare() -> list[tuple[str, float, float]]:
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder, "here.toml")
         profile.write_text(toml(measure_hardware(RANKS, 0.2)), encoding="utf-8")
-        torch.multiprocessing.spawn(_train, (folder,), nprocs=RANKS)
+        ranks = [
+            subprocess.Popen([sys.executable, __file__, str(rank), folder]) for rank in range(RANKS)
+        ]
+        codes = [rank.wait() for rank in ranks]
+        if any(codes):
+            raise RuntimeError("a rank of the measured run failed; its error is above.")
         measured = json.loads(Path(folder, "measured.json").read_text(encoding="utf-8"))
         return [
             (name, predict(name, batch, gpus=RANKS, profile=str(profile)).step_s, measured[name])
@@ -114,8 +123,16 @@ def _median_step(name: str, batch: int) -> float:
     return sorted(times[2:])[len(times[2:]) // 2]
 
 
-if __name__ == "__main__":
+def show() -> None:
+    """Print predicted beside measured."""
     print(f"{'model':<14} {'predicted':>10} {'measured':>10} {'error':>7}")
     for name, predicted, measured in compare():
         error = predicted / measured - 1
         print(f"{name:<14} {predicted * 1e3:>7.1f} ms {measured * 1e3:>7.1f} ms {error:>7.0%}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        _train(int(sys.argv[1]), sys.argv[2])
+    else:
+        show()
