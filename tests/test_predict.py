@@ -151,6 +151,27 @@ def test_passes_under_no_sync_reduce_once() -> None:
     assert predictions[3].samples_per_s == pytest.approx(4 * 4096 * 8 / lengths[3])
 
 
+def test_many_passes_of_one_gpu_are_its_own_measure() -> None:
+    assert tower(strategy="single", accumulate=7).efficiency == pytest.approx(1, rel=1e-3)
+
+
+class Partly(Tower):
+    """A layer that no output depends on."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[1:](x)
+
+
+def test_parameters_that_are_not_used() -> None:
+    """DDP reduces their part of the buckets too, and refuses them unless it may look for them."""
+    asked: dict[str, Any] = {"batch": 8, "gpus": 2, "profile": DGX, "example": EXAMPLE}
+    prediction = predict(Partly(), find_unused_parameters=True, **asked)
+    assert sum(prediction.buckets) == WEIGHTS
+    assert prediction.memory_bytes["gradients"] < WEIGHTS
+    with pytest.raises(ValueError, match="The step of Partly fails: Expected to have finished"):
+        predict(Partly(), **asked)
+
+
 @pytest.mark.parametrize("loader", [0.5, "128/s"])
 def test_a_slow_loader_sets_the_pace(loader: float | str) -> None:
     prediction = tower(gpus=2, loader=loader)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 
 import labutils as lab
 from labutils.timing import cost, profiles
@@ -22,7 +22,9 @@ def all_reduce_twice() -> None:
 
 def train() -> int:
     device = lab.device()
-    net = DDP(nn.Linear(WIDTH, WIDTH, bias=False).to(device), device_ids=[device.index])
+    net = DistributedDataParallel(
+        nn.Linear(WIDTH, WIDTH, bias=False).to(device), device_ids=[device.index]
+    )
     torch.vgpu.reset_peak_memory_stats(device)  # type: ignore[attr-defined]
     net(torch.randn(BATCH, WIDTH, device=device)).sum().backward()
     return torch.vgpu.max_memory_allocated(device)  # type: ignore[attr-defined]
@@ -31,7 +33,8 @@ def train() -> int:
 def test_collectives_take_what_the_cost_model_says_and_end_together() -> None:
     trace = lab.launch(all_reduce_twice, 2).simulated("DGX-A100")
     expected = cost.collective_seconds("all_reduce", 4 * 2**20, 2, profiles.load("DGX-A100"))
-    calls = [[s for s in trace.spans if s.name == "all_reduce" and s.device == f"rank {r}"] for r in (0, 1)]
+    spans = [s for s in trace.spans if s.name == "all_reduce"]
+    calls = [[s for s in spans if s.device == f"rank {r}"] for r in (0, 1)]
     assert [len(c) for c in calls] == [2, 2]
     for first, second in zip(*calls):
         assert first.end == second.end

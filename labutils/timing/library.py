@@ -53,9 +53,14 @@ Recorder = Callable[[Source, Setting], Recording]
 
 def recording(source: Source, setting: Setting) -> Recording:
     """The recording of a setting, made at its first use."""
-    key = (source.key, setting)
+    return remember(source, ("recorded", setting), lambda: record(source.spec, setting))
+
+
+def remember(source: Source, what: Any, make: Callable[[], Recording]) -> Recording:
+    """What ``make`` made when ``what`` was first asked of this source."""
+    key = (source.key, what)
     if key not in _recordings:
-        _recordings[key] = source.owner, record(source.spec, setting)
+        _recordings[key] = source.owner, make()
         if len(_recordings) > KEPT:
             _recordings.popitem(last=False)
     _recordings.move_to_end(key)
@@ -74,4 +79,4 @@ def _example(example: Any) -> tuple[Any, ...]:
     return tuple((t.shape, t.dtype) for t in (*tensors, targets))
 
 
-__all__ = ["Recorder", "Source", "recording", "source"]
+__all__ = ["Recorder", "Source", "recording", "remember", "source"]

@@ -22,6 +22,10 @@ def recording(source: library.Source, setting: Setting) -> Recording:
     """As ``library.recording``, at once for every batch size after the first two."""
     if setting.strategy == "dp" or setting.batch < SMALL:
         return library.recording(source, setting)
+    return library.remember(source, ("scaled", setting), lambda: _make(source, setting))
+
+
+def _make(source: library.Source, setting: Setting) -> Recording:
     small, large = (library.recording(source, replace(setting, batch=n)) for n in (SMALL, LARGE))
     made = extend(small, large, setting.batch)
     return library.recording(source, setting) if made is None else made

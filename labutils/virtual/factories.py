@@ -49,7 +49,7 @@ def _default_device() -> torch.device | None:
 
 
 def _numbers(data: Any) -> Any:
-    """``data`` with the values of the virtual tensors in it, as in ``torch.tensor([loss, loss])``."""
+    """``data`` with the values of the virtual tensors in it: ``torch.tensor([loss, loss])``."""
     if isinstance(data, list | tuple):
         return type(data)(map(_numbers, data)) if type(data) in (list, tuple) else data
     return data.tolist() if type(data) is VirtualTensor else data

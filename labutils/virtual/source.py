@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from labutils import telemetry
 from labutils.timing import profiles
 from labutils.timing.schedule import Scheduler
@@ -18,7 +20,7 @@ class VirtualSource:
 
     def __init__(self) -> None:
         self.hardware = state.profile
-        self.rows = [f"GPU {i}" for i in range(state.devices)]
+        self.rows: Sequence[str] = [f"GPU {i}" for i in range(state.devices)]
         self.capacity = dict(zip(self.rows, state.ledger.capacity, strict=False))
 
     def start(self) -> None:
