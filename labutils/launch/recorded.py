@@ -31,9 +31,7 @@ class Stretch:
         if not state.devices or not entries or lost or len(entries) > LONGEST:
             return
         capacity = tuple(state.ledger.capacity)
-        graph = Graph(
-            entries, self.first, state.devices, self.allocated, capacity, state.profile
-        )
+        graph = Graph(entries, self.first, state.devices, self.allocated, capacity, state.profile)
         with contextlib.suppress(OSError):
             self.path.write_bytes(pickle.dumps(graph))
 

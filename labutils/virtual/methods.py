@@ -95,8 +95,8 @@ def _repr(self: VirtualTensor, *, tensor_contents: Any = None) -> str:
 
 
 def _format(self: VirtualTensor, spec: str) -> str:
-    if self.dim() == 0 and not self.raw.is_meta:
-        return format(self.item(), spec)
+    if self.dim() == 0:
+        return repr(self) if self.raw.is_meta else format(self.item(), spec)
     return object.__format__(self, spec)
 
 
