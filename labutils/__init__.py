@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOME = {
     "MemorySample": "trace",
+    "Prediction": "timing.predict",
     "RankFailure": "launch",
     "RankTimeout": "launch",
     "Run": "launch",
@@ -28,14 +29,17 @@ _HOME = {
     "load_ipython_extension": "launch.cells",
     "models": "models",
     "figures": "figures",
+    "predict": "timing.predict",
     "profiles": "timing.profiles",
     "progress": "exercises",
+    "scaling": "timing.predict",
     "solution": "exercises",
     "span": "telemetry",
     "torchrun": "launch",
     "unload_ipython_extension": "launch.cells",
     "virtual": "virtual",
     "watch": "watching",
+    "what_if": "what_if",
 }
 """Where each public name lives."""
 
@@ -68,5 +72,7 @@ if TYPE_CHECKING:
     from labutils.live import explore
     from labutils.telemetry import span
     from labutils.timing import profiles
+    from labutils.timing.predict import Prediction, predict, scaling
     from labutils.trace import MemorySample, Span, Trace
     from labutils.watching import watch
+    from labutils.what_if import what_if

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from labutils.colours import KIND_STYLES
 from labutils.figures import FAINT, TEXT, WIDTH, TraceFigure
@@ -36,7 +36,7 @@ def scaling(
     axes.set_xticks(worlds)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        axis.set_minor_formatter(NullFormatter())
+        axis.set_minor_locator(NullLocator())
     axes.set_xlabel("GPUs", fontsize=8.5, color=TEXT)
     axes.set_ylabel("samples per second", fontsize=8.5, color=TEXT)
     axes.tick_params(labelsize=8, colors=TEXT)

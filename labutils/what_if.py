@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -133,11 +134,11 @@ class WhatIf:
 
     def _bundles(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """(data, metadata) of the two pictures; the text is that of the numbers."""
-        from labutils.figures import png, png_metadata
+        from labutils.figures import png_metadata
 
         found = []
         for figure, text in zip(self.pictures(), (self.summary(), "scaling curve"), strict=True):
-            data = {"image/png": png(figure), "text/plain": text}
+            data = {"image/png": _quick_png(figure), "text/plain": text}
             found.append((data, {"image/png": png_metadata(figure.description)}))
         return found
 
@@ -211,6 +212,16 @@ def what_if(model: Any, **asked: Any) -> WhatIf:
         ValueError: as ``lab.predict``.
     """
     return WhatIf(model, **asked)
+
+
+def _quick_png(figure: TraceFigure) -> bytes:
+    """Coarser than the other figures and hardly compressed: a slider should answer at once."""
+    buffer = io.BytesIO()
+    figure.savefig(
+        buffer, format="png", dpi=100, metadata={"Software": None},
+        pil_kwargs={"compress_level": 1},
+    )  # fmt: skip
+    return buffer.getvalue()
 
 
 def _ipywidgets() -> Any:
