@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,3 +33,11 @@ def chromium() -> Path:
     if found is None:
         pytest.skip(NO_BROWSER)
     return Path(found)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_virtual_gpus_left_over() -> None:
+    """Each file of tests begins without virtual GPUs, whatever ran before it."""
+    virtual = sys.modules.get("labutils.virtual")
+    if virtual is not None:
+        virtual.disable()
