@@ -7,8 +7,6 @@ import pickle
 from collections.abc import Sequence
 from pathlib import Path
 
-from labutils.timing import profiles
-from labutils.timing.merge import merge
 from labutils.trace import Trace
 from labutils.virtual.record import Graph
 from labutils.virtual.state import state
@@ -52,6 +50,9 @@ def simulate(directory: str, ranks: Sequence[int], profile: str = "", fabric: st
     Raises:
         ValueError: a rank kept no graph, or the profile is unknown.
     """
+    from labutils.timing import profiles  # here, since ranks need only what is above
+    from labutils.timing.merge import merge
+
     files = [graph_file(directory, rank) for rank in ranks]
     missing = [str(r) for r, file in zip(ranks, files) if not directory or not file.is_file()]
     if missing:
