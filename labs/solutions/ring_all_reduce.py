@@ -46,8 +46,13 @@ def run(answer: Callable[[torch.Tensor], object], ranks: int, numbers: int) -> d
 
     done = labutils.launch(job, ranks, args=(answer, numbers), timeout=2)
     spans = [s for s in done.trace.spans if s.lane == "communication" and s.kind != "wait"]
+
+    def rows(rank: int) -> tuple[str, str]:
+        """What a rank's row is called, without and with a GPU in use."""
+        return f"rank {rank}", f"GPU {rank}"
+
     sent = [
-        sum(s.bytes for s in spans if s.device == f"rank {r}" and s.name in ("send", "isend"))
+        sum(s.bytes for s in spans if s.device in rows(r) and s.name in ("send", "isend"))
         for r in range(ranks)
     ]
     allowed = {"send", "recv", "isend", "irecv", "barrier"}
