@@ -1,0 +1,1 @@
+"""Plausible wrong answers, one module a lab; each has a table ``WRONG``: exercise -> answers."""
