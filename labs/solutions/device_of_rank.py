@@ -1,0 +1,36 @@
+"""The GPU of a rank, from the environment that torchrun gives it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+lab = "06"
+
+
+def device_of_rank(environment: Mapping[str, str]) -> torch.device:
+    return torch.device("cuda", int(environment["LOCAL_RANK"]))
+
+
+def run(answer: Callable[[Mapping[str, str]], torch.device], nodes: int, gpus: int) -> list[str]:
+    """The device of every rank of ``nodes`` nodes with ``gpus`` GPUs each."""
+    devices = []
+    for rank in range(nodes * gpus):
+        numbers = {
+            "RANK": rank, "LOCAL_RANK": rank % gpus, "GROUP_RANK": rank // gpus,
+            "WORLD_SIZE": nodes * gpus, "LOCAL_WORLD_SIZE": gpus,
+        }  # fmt: skip
+        devices.append(str(torch.device(answer({k: str(v) for k, v in numbers.items()}))))
+    return devices
+
+
+def cases(rng: random.Random) -> Iterator[tuple[int, int]]:
+    yield from [(1, 2), (2, 2), (rng.randint(3, 4), 8)]
+
+
+hints = [
+    "RANK counts over all nodes; a node's GPUs are numbered from 0 on every node.",
+    "LOCAL_RANK counts on the node. What stands in an environment is text: int(...).",
+]
