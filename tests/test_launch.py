@@ -14,7 +14,8 @@ import torch.distributed as dist
 from rank_helpers import interrupt_after, wait_until
 
 from labutils import launch as launching
-from labutils.launch import RankFailure, device, launch, output, wire
+from labutils import virtual
+from labutils.launch import RankFailure, device, launch, output, pool, wire
 from labutils.launch.processes import fork_server
 from labutils.launch.world import World
 
@@ -372,3 +373,12 @@ def test_launch_inside_a_rank_is_refused() -> None:
 def test_file_names_survive_pickling() -> None:
     function = wire.pack(lambda: None).load()
     assert function.__code__.co_filename == __file__
+
+
+def test_a_rehearsed_node_has_a_virtual_gpu_for_each_of_its_ranks() -> None:
+    virtual.enable(4)
+    try:
+        assert pool._virtual(World(2))["virtual"]["devices"] == 4
+        assert pool._virtual(World(2, nodes=2))["virtual"]["devices"] == 2
+    finally:
+        virtual.disable()

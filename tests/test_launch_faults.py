@@ -50,6 +50,34 @@ def _forked_ranks() -> list[psutil.Process]:
     return psutil.Process(processes.fork_server().pid).children(recursive=True)
 
 
+@pytest.mark.parametrize("timeout", [20.0, None])
+def test_one_step_of_ddp_more_than_the_others(timeout: float | None) -> None:
+    def steps() -> None:
+        ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+        for _ in range(2 + (dist.get_rank() == 1)):
+            ddp(torch.ones(2, 4)).mean().backward()
+
+    with pytest.raises(RankFailure) as caught:
+        launch(steps, ranks=2, timeout=timeout)
+    assert not isinstance(caught.value, RankTimeout)
+    text = str(caught.value)
+    assert text.startswith("Rank 1 waits in all_reduce of bucket 0 #3")
+    assert "for rank 0, which has finished after #2" in text
+    assert "ddp(torch.ones(2, 4)).mean().backward()" in text
+
+
+def test_a_slow_rank_is_not_taken_for_one_that_never_comes() -> None:
+    def steps() -> int:
+        ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+        for step in range(2):
+            if dist.get_rank() == 0 and step == 1:
+                time.sleep(1.5)
+            ddp(torch.ones(2, 4)).mean().backward()
+        return step
+
+    assert launch(steps, ranks=2).results == [1, 1]
+
+
 @pytest.mark.parametrize("checked", [True, False])
 def test_exception_on_one_rank(checked: bool) -> None:
     failure = _fails(_on_rank(1, lambda: [][1]), checked=checked)

@@ -44,6 +44,8 @@ class Last(NamedTuple):
     """When it was called, in ns of ``time.monotonic_ns``."""
     state: str
     """"waiting" for it, "issued" (asynchronous, not known to be complete) or "done"."""
+    buckets: int = 0
+    """Says for a call of DDP's reducer whose it is: the same number on all ranks that meet in it."""
 
 
 class Board:
@@ -90,7 +92,7 @@ class Board:
 
     def set_last(self, last: Last) -> None:
         """Note this rank's last call."""
-        text = f"{last.text}\0{last.where}\0{last.since}\0{last.state}"
+        text = f"{last.text}\0{last.where}\0{last.since}\0{last.state}\0{last.buckets}"
         self._write(self._base + _LAST, last.since | 1, text.encode())
 
     def last(self, rank: int) -> Last | None:
@@ -99,8 +101,8 @@ class Board:
             data = self._read(rank * _RANK + _LAST)
             if data is not None:
                 parts = data[1].decode(errors="replace").split("\0")
-                if len(parts) == 4:
-                    return Last(parts[0], parts[1], int(parts[2]), parts[3])
+                if len(parts) == 5:
+                    return Last(parts[0], parts[1], int(parts[2]), parts[3], int(parts[4]))
         return None
 
     def forget(self, rank: int) -> None:

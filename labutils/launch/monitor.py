@@ -12,6 +12,7 @@ import inspect
 import threading
 import time
 import weakref
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -96,7 +97,9 @@ class Monitor:
             return
         with self._lock:
             if call is self._newest:
-                self.board.set_last(Last(call.text, call.where, time.monotonic_ns(), state))
+                buckets = 0 if call.comparable else zlib.crc32(_series(call).encode())
+                now = time.monotonic_ns()
+                self.board.set_last(Last(call.text, call.where, now, state, buckets))
             if state == "done":
                 self.board.advance()
 

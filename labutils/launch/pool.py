@@ -144,7 +144,7 @@ class Ranks:
             "variables": self._variables(rank), "folder": os.getcwd(), "path": sys.path,
             "threads": world.threads, "crash": str(path), "board": self.board.path,
             "gpus": world.gpus, "backend": world.backend, "group": group, "clock": clock,
-            **_virtual(world.ranks),
+            **_virtual(world),
         }  # fmt: skip
 
     def environment(self) -> dict[str, str] | None:
@@ -204,17 +204,22 @@ def _wait_for_exit(processes: list[Process], limit_s: float) -> None:
         time.sleep(0.005)
 
 
-def _virtual(ranks: int) -> dict[str, Any]:
-    """Virtual GPUs of the ranks: those that the notebook has enabled, or one per rank."""
+def _virtual(world: World) -> dict[str, Any]:
+    """Virtual GPUs of a node: those that the notebook has enabled, or one per rank.
+
+    A rehearsed node has as many as it has ranks, so that a wrong number shows there as elsewhere.
+    """
+    ranks = world.ranks
     virtual = sys.modules.get("labutils.virtual")
     if virtual is None or not virtual.is_enabled():
         return {"virtual": {"devices": ranks}, "virtual_in_use": False}
     state = sys.modules["labutils.virtual.state"].state
     return {
         "virtual": {
-            "devices": max(ranks, state.devices),
+            "devices": max(ranks, state.devices) if world.nodes == 1 else ranks,
             "profile": state.profile,
             "compute": "phantom" if state.phantom else "real",
+            "pace": "wall" if virtual.is_wall() else "simulated",
         },
         "virtual_in_use": True,
     }

@@ -35,7 +35,7 @@ class Supervisor:
         self.ends: dict[int, Ended] = {}
         self.counts: dict[int, dict[str, int]] = {}
         self.moved = time.monotonic()
-        self.stalled = ""
+        self.stalled = self.abandoned = ""
 
     def work(self) -> None:
         """Until the run is over and, unless they are kept, its ranks are gone."""
@@ -82,7 +82,7 @@ class Supervisor:
         run = self.run
         follower = rundir.Follower(run.directory, run.start_ns) if run.view is not None else None
         next_view = 0.0
-        while len(self.ends) < len(run.members) and not run.stopping and not self.stalled:
+        while len(self.ends) < len(run.members) and not self._is_over():
             for key, _ in self.selector.select(_TICK_S):
                 read, rank = key.data
                 read(rank)
@@ -94,9 +94,14 @@ class Supervisor:
             deadline = until or self._deadline_after_failure()
             if deadline is not None and now > deadline:
                 return
+            running = [rank for rank in run.members if rank not in self.ends]
+            if deadline is None:
+                self.abandoned = verdict.abandoned(self.ranks.board, running)
             if deadline is None and run.timeout is not None:
-                running = [rank for rank in run.members if rank not in self.ends]
                 self.stalled = verdict.stalled(self.ranks.board, running, run.timeout, self.moved)
+
+    def _is_over(self) -> bool:
+        return bool(self.run.stopping or self.stalled or self.abandoned)
 
     def _read_output(self, rank: int) -> None:
         sock = self.processes[rank].output
@@ -206,7 +211,9 @@ class Supervisor:
     def _name_failure(self) -> None:
         ends = [self.ends[rank] for rank in sorted(self.ends)]
         first = first_failure(ends)
-        if self.stalled:
+        if self.abandoned:
+            self.run.failure = RankFailure(report(ends, self.abandoned), None, self.run)
+        elif self.stalled:
             self.run.failure = RankTimeout(report(ends, self.stalled), None, self.run)
         elif first is not None:
             self.run.failure = RankFailure(report(ends), first.rank, self.run)

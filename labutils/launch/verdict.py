@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 
-from labutils.launch.board import Board
+from labutils.launch.board import FINISHED, Board, Last
 from labutils.launch.pool import Ranks
 from labutils.launch.processes import Process
 from labutils.launch.report import Ended, parse_stack
 
+_GONE_NS = 500_000_000  # what two ranks say of themselves may be that far apart in time
 _STACK_S = 0.6  # how long ranks may take to write their stacks
 
 
@@ -38,6 +40,33 @@ def stalled(board: Board, running: list[int], limit_s: float, moved: float) -> s
             f"line printed, so the ranks were stopped ({change})."
         )
     return ""
+
+
+def abandoned(board: Board, running: list[int]) -> str:
+    """Why DDP's all-reduce of a bucket, in which a rank waits, can never end; "" while it can.
+
+    Other collectives are compared across ranks before they run; these are only seen here.  A rank
+    of the same DDP has finished after fewer of them.
+    """
+    late = time.monotonic_ns() - _GONE_NS
+    for rank in running:
+        last = board.last(rank)
+        if last is None or not last.buckets or last.state == "done" or last.since > late:
+            continue
+        for other in range(board.ranks):
+            ended = board.last(other) if board.state(other) == FINISHED else None
+            if ended is not None and ended.buckets == last.buckets and number(ended) < number(last):
+                return (
+                    f"Rank {rank} waits in {last.text} for rank {other}, which has finished after "
+                    f"#{number(ended)}: with DDP every rank must take the same number of steps."
+                )
+    return ""
+
+
+def number(last: Last) -> int:
+    """The number of a call among those that it is counted with."""
+    found = re.search(r" #(\d+)", last.text)
+    return int(found[1]) if found else 0
 
 
 def names(ranks: list[int]) -> str:
