@@ -45,7 +45,7 @@ class Last(NamedTuple):
     state: str
     """"waiting" for it, "issued" (asynchronous, not known to be complete) or "done"."""
     buckets: int = 0
-    """Says for a call of DDP's reducer whose it is: the same number on all ranks that meet in it."""
+    """For a call of DDP's reducer: whose it is, the same number on all ranks that meet in it."""
 
 
 class Board:
