@@ -18,6 +18,10 @@ class Style(NamedTuple):
 
 
 KIND_STYLES = {
+    "read": Style("#F0E442", "", "read"),
+    "decode": Style("#A6761D", "", "decode"),
+    "augment": Style("#882255", "", "augment"),
+    "collate": Style("#333333", "", "collate"),
     "data": Style("#BBBBBB", "////", "data wait"),
     "copy": Style("#E69F00", "", "copy"),
     "forward": Style("#56B4E9", "", "forward"),

@@ -8,20 +8,24 @@ from labutils import virtual
 
 
 def gpus(
-    count: int = 4, *, profile: str = virtual.DEFAULT_PROFILE, compute: str = "real"
+    count: int = 4,
+    *,
+    profile: str = virtual.DEFAULT_PROFILE,
+    compute: str | None = None,
+    pace: str = "simulated",
 ) -> list[torch.device]:
     """``count`` GPUs to work with.
 
     Args:
         count: how many, 1 to 64.
-        profile, compute: what virtual GPUs imitate, see :func:`labutils.virtual.enable`.
+        profile, compute, pace: what virtual GPUs imitate, see :func:`labutils.virtual.enable`.
 
     Returns:
         ``[device('cuda:0'), …]`` where there are that many, else ``[device('vgpu:0'), …]``.  With
         ``compute="phantom"`` they are always virtual.
 
     Raises:
-        ValueError: ``count`` is out of range, or profile or compute is unknown.
+        ValueError: ``count`` is out of range, or profile, compute or pace is unknown.
     """
     valid = isinstance(count, int) and not isinstance(count, bool)
     if not valid or not 1 <= count <= virtual.MOST_DEVICES:
@@ -29,10 +33,10 @@ def gpus(
             f"lab.gpus({count!r}) asks for no possible number of GPUs: choose a whole number from "
             f"1 to {virtual.MOST_DEVICES}."
         )
-    if compute == "real" and torch.cuda.device_count() >= count:
+    if compute in (None, "real") and torch.cuda.device_count() >= count:
         virtual.disable()
         return [torch.device("cuda", i) for i in range(count)]
-    return virtual.enable(count, profile=profile, compute=compute)
+    return virtual.enable(count, profile=profile, compute=compute, pace=pace)
 
 
 def describe(devices: list[torch.device]) -> str:
@@ -42,7 +46,8 @@ def describe(devices: list[torch.device]) -> str:
         return f"{len(devices)} real GPUs ({names}): values, memory and time are measured"
     gpu = torch.get_device_module("vgpu").get_device_properties(0)
     values = "none computed" if virtual.is_phantom() else "exact"
+    pace = ", passing in real time" if virtual.is_wall() else ""
     return (
         f"{len(devices)} × {gpu.name} with {gpu.total_memory / 2**30:.1f} GiB each: "
-        f"values {values}, memory counted, time simulated"
+        f"values {values}, memory counted, time simulated{pace}"
     )

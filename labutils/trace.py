@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 KINDS = (
-    "data", "copy", "forward", "backward", "communication", "optimizer", "span", "wait", "other",
+    "read", "decode", "augment", "collate", "data", "copy", "forward", "backward", "communication",
+    "optimizer", "span", "wait", "other",
 )  # fmt: skip
 """Classes of spans; each has one colour in every figure (``labutils.colours``)."""
 

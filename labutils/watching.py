@@ -125,9 +125,9 @@ def _source() -> Source:
     from labutils import virtual
 
     if virtual.is_enabled():
-        from labutils.virtual.source import VirtualSource
+        from labutils.virtual.source import source
 
-        return VirtualSource()
+        return source()
     if torch.cuda.is_available():
         from labutils.cuda_source import CudaSource
 

@@ -8,6 +8,7 @@ Source of the list: docs.pytorch.org/docs/stable/amp.html, "CUDA Ops that can au
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -90,7 +91,7 @@ def _entering(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             self._vgpu_cpu = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
             torch.set_autocast_enabled("cpu", self._enabled)
             torch.set_autocast_dtype("cpu", self.fast_dtype)
-            self._vgpu_mode = _Float32()
+            self._vgpu_mode = _Float32() if self._enabled else contextlib.nullcontext()
             self._vgpu_mode.__enter__()
         return result
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from labutils.virtual import errors, journal
+from labutils.virtual import errors, journal, unknown
 from labutils.virtual.dispatch import run
 from labutils.virtual.operators import HANDLERS, operator_of
 from labutils.virtual.record import Copy, Kernel
@@ -55,9 +56,15 @@ def pin(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of the plain CPU ``tensor`` in page-locked memory, as far as virtual GPUs care."""
     if is_pinned(tensor):
         return tensor
-    pinned = tensor.clone()
-    pinned.untyped_storage()._vgpu_pinned = True  # type: ignore[attr-defined]
-    return pinned
+    pacer = state.recorder.pacer
+    with pacer.busy("pin") if pacer else nullcontext():
+        pinned = tensor.clone()
+    return _mark_pinned(pinned)
+
+
+def _mark_pinned(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.untyped_storage()._vgpu_pinned = True  # type: ignore[attr-defined]
+    return tensor
 
 
 def move(
@@ -76,11 +83,7 @@ def move(
         return run(operator, (tensor,), options)
     raw = tensor.raw if virtual else _physical(tensor)
     if destination == HOST:
-        if raw.is_meta:
-            raise errors.no_values("Copying to the CPU")
-        out = aten._to_copy(raw, **options)
-        record_copy(tensor, HOST, pinned=False, blocking=not non_blocking)
-        return out
+        return _to_host(tensor, non_blocking, options)
     if state.phantom:
         options["device"] = "meta"
     try:
@@ -91,6 +94,20 @@ def move(
     blocking = not virtual and not (pinned and non_blocking)
     record_copy(tensor, destination, pinned=pinned, blocking=blocking, made=(out,))
     return out
+
+
+def _to_host(tensor: VirtualTensor, non_blocking: bool, options: dict[str, Any]) -> torch.Tensor:
+    """A copy on the CPU; one that the host does not wait for is in pinned memory, as with CUDA."""
+    raw = tensor.raw
+    if raw.is_meta:
+        unknown.check("Copying to the CPU")
+        out = torch.zeros_like(raw, device="cpu", **options)
+    else:
+        out = aten._to_copy(raw, **options)
+    record_copy(tensor, HOST, pinned=non_blocking, blocking=not non_blocking)
+    if raw.is_meta:
+        unknown.land(out, tensor.index, later=non_blocking)
+    return _mark_pinned(out) if non_blocking else out
 
 
 def _physical(tensor: torch.Tensor) -> torch.Tensor:
@@ -150,8 +167,8 @@ def _copy_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Te
         run(operator_of(func), (target, source), {})
         return target
     if to == HOST and raw_source.is_meta:
-        raise errors.no_values("Copying to the CPU")
-    if raw_target.is_meta:
+        unknown.check("Copying to the CPU")
+    if raw_target.is_meta or raw_source.is_meta:
         torch.broadcast_shapes(raw_target.shape, raw_source.shape)
     else:
         raw_target.copy_(raw_source)
@@ -160,15 +177,17 @@ def _copy_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Te
     blocking = not between_gpus and not (pinned and non_blocking)
     made = () if to == HOST else (target,)
     record_copy(source, to, pinned=pinned, blocking=blocking, made=made)
+    if to == HOST and raw_source.is_meta:
+        unknown.land(target, origin, later=not blocking)
     return target
 
 
 def _read_value(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
     if tensor.raw.is_meta:
-        raise errors.no_values("Reading a value (.item(), float(), bool(), if tensor: …)")
+        unknown.check("Reading a value (.item(), float(), bool(), if tensor: …)")
     record_copy(tensor, HOST, pinned=False, blocking=True)
-    return tensor.raw.item()
+    return unknown.value(tensor.dtype) if tensor.raw.is_meta else tensor.raw.item()
 
 
 def _nothing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

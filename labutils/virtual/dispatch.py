@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from labutils.virtual import errors, journal, kernels
 from labutils.virtual.memory import Block
-from labutils.virtual.operators import Operator, _operators, operator_of
+from labutils.virtual.operators import Operator, operator_of
 from labutils.virtual.record import Kernel
 from labutils.virtual.state import state
 from labutils.virtual.streams import current_device
@@ -23,13 +23,15 @@ from labutils.virtual.tensor import CPU, META, Signature, VirtualTensor, adopt, 
 
 _graph_task = torch._C._current_graph_task_id
 _CACHE_LIMIT = 50_000
+_PLAIN = frozenset({int, float, bool, type(None), str, torch.dtype, torch.device})
+"""Types of arguments that cannot hold a tensor."""
 _kernels: dict[Any, Kernel] = {}
 _phantoms: dict[Any, tuple[tuple[Any, ...], bool]] = {}
 
 
 def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run ``func`` on virtual tensors (what ``__torch_dispatch__`` does)."""
-    operator = _operators.get(func) or operator_of(func)
+    operator = operator_of(func)
     if operator.handler is not None:
         return operator.handler(func, args, kwargs)
     return run(operator, args, kwargs)
@@ -43,7 +45,7 @@ class Call:
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.inputs: list[VirtualTensor] = []
         self.cpu: list[torch.Tensor] = []
-        self.args = [self.unwrap(a) for a in args]
+        self.args = [a if type(a) in _PLAIN else self.unwrap(a) for a in args]
         self.kwargs = {k: self.unwrap(v) for k, v in kwargs.items()} if kwargs else kwargs
         self.index = self.inputs[0].index if self.inputs else -1
 
@@ -52,7 +54,11 @@ class Call:
         if kind is VirtualTensor:
             self.inputs.append(value)
             return value.raw
+        if kind in _PLAIN:
+            return value
         if kind is list or kind is tuple:
+            if value and type(value[0]) is int:
+                return value  # a shape, strides, dimensions
             return [self.unwrap(v) for v in value]
         if isinstance(value, torch.Tensor):
             self.cpu.append(value)
@@ -75,7 +81,7 @@ def run(
     if kwargs and "device" in kwargs:
         target = _choose_device(call, kwargs["device"])
         if target is None:
-            return operator.func(*call.args, **call.kwargs)
+            return operator.call(*call.args, **call.kwargs)
     index = call.index
     if index < 0:
         index = call.index = current_device()
@@ -128,12 +134,12 @@ def _wrap_all(value: Any, index: int, block: Block | None) -> Any:
     if isinstance(value, torch.Tensor):
         return wrap(value, index, block)
     if isinstance(value, list | tuple):
-        return type(value)(_wrap_all(v, index, block) for v in value)
+        return type(value)([_wrap_all(v, index, block) for v in value])
     return value
 
 
 def _tensors(made: Any) -> list[VirtualTensor]:
-    items = made if isinstance(made, list | tuple) else (made,)
+    items = made if type(made) in (list, tuple) else (made,)
     return [t for t in items if type(t) is VirtualTensor]
 
 
@@ -169,7 +175,7 @@ def _compute(operator: Operator, call: Call) -> Any:
     """The result on plain tensors; phantom calls seen before are answered from memory."""
     if not state.phantom or operator.returns != "fresh":
         try:
-            return operator.func(*call.args, **call.kwargs)
+            return operator.call(*call.args, **call.kwargs)
         except NotImplementedError as error:
             if state.phantom and operator.returns == "none":
                 return None  # works in place, such as an optimizer's fused step: nothing to compute
@@ -177,13 +183,13 @@ def _compute(operator: Operator, call: Call) -> Any:
         except RuntimeError as error:
             raise errors.explain(error, operator.name, call.inputs, call.index) from None
     try:
-        key = (operator.func, _freeze(call.args), _freeze(call.kwargs))
+        key = (operator, _freeze(call.args), _freeze(call.kwargs))
         known = _phantoms.get(key)
     except TypeError:
-        return operator.func(*call.args, **call.kwargs)
+        return operator.call(*call.args, **call.kwargs)
     if known is None:
         try:
-            result = operator.func(*call.args, **call.kwargs)
+            result = operator.call(*call.args, **call.kwargs)
         except RuntimeError as error:
             raise errors.explain(error, operator.name, call.inputs, call.index) from None
         items = result if isinstance(result, tuple) else (result,)
@@ -242,7 +248,7 @@ def _kernel(
 ) -> Kernel:
     signatures = tuple([t.signature for t in call.inputs])
     made = tuple([t.signature for t in outputs])
-    key = (operator.func, signatures, made)
+    key = (operator, signatures, made)
     kernel = _kernels.get(key)
     if kernel is None:
         if len(_kernels) >= _CACHE_LIMIT:

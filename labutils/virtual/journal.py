@@ -40,8 +40,9 @@ def record(
             _wait_for_collective(tensor, index, stream, thread, phase)
     number = recorder.append(Entry(what, thread, index, stream, phase, kernel, ref))
     if host.task != -1:
+        writer = (thread, number)
         for tensor in outputs or inputs[:1]:
-            tensor.block.writer = (thread, number)
+            tensor.block.writer = writer
     change = recorder.memory_change(index, state.ledger.allocated[index])
     if change:
         recorder.append(Entry("memory", thread, index, stream, phase, None, change))
@@ -69,7 +70,7 @@ def _keep_order(host: HostThread, thread: str, inputs: Sequence[VirtualTensor]) 
         writer = tensor.block.writer
         if writer is not None and writer[0] != thread and writer[1] >= host.task_start:
             latest[writer[0]] = max(writer[1], latest.get(writer[0], 0))
-    for name in sorted(latest):
+    for name in sorted(latest) if latest else ():
         state.recorder.append(Entry("after", thread, -1, 0, "backward", None, latest[name]))
 
 

@@ -60,7 +60,9 @@ class Ledger:
             torch.OutOfMemoryError: the device's capacity does not hold them; nothing is counted.
         """
         with self.lock:
-            now = self.check(device, nbytes)
+            now = self.allocated[device] + nbytes
+            if now > self.capacity[device] or self.closed:
+                self.check(device, nbytes)
             self.allocated[device] = now
             self.total_allocated[device] += nbytes
             self.allocations[device] += 1

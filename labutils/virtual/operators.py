@@ -43,6 +43,7 @@ class Operator:
     """One ATen overload."""
 
     __slots__ = (
+        "call",
         "changes_shape",
         "data",
         "func",
@@ -58,6 +59,8 @@ class Operator:
     def __init__(self, func: OpOverload) -> None:
         schema = func._schema
         self.func = func
+        self.call: Callable[..., Any] = func._op
+        """What ``func(...)`` calls, without Python in between."""
         self.name: str = func.overloadpacket.__name__
         self.handler = HANDLERS.get(func.overloadpacket) or HANDLERS.get(func.namespace)
         self.data = _DATA.get(self.name)
@@ -87,12 +90,13 @@ def _returns(name: str, schema: Any) -> str:
     return "self"
 
 
-_operators: dict[OpOverload, Operator] = {}
+_operators: dict[int, Operator] = {}
+"""By the identity of the overload, which is kept alive here; its own hash is a call of Python."""
 
 
 def operator_of(func: OpOverload) -> Operator:
     """The :class:`Operator` of ``func``, made at its first use."""
-    operator = _operators.get(func)
+    operator = _operators.get(id(func))
     if operator is None:
-        operator = _operators[func] = Operator(func)
+        operator = _operators[id(func)] = Operator(func)
     return operator

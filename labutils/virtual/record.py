@@ -13,9 +13,12 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+if TYPE_CHECKING:
+    from labutils.virtual.wall import Pacer
 
 _graph_task = torch._C._current_graph_task_id
 
@@ -158,16 +161,24 @@ class Recorder:
         self.log: deque[Entry] = deque(maxlen=capacity)
         self.count = 0
         self.lock = threading.Lock()
+        self.pacer: Pacer | None = None
+        """Plays the log in real time, where that is asked for."""
         self._allocated: dict[int, int] = {}
         self._local = threading.local()
         self._children: list[tuple[threading.Thread, str]] = []
 
     def append(self, entry: Entry) -> int:
-        """Add a line; returns its number, counted from the first line ever."""
+        """Add a line; returns its number, counted from the first line ever.
+
+        In real time, the calling thread waits here for the devices where it has to.
+        """
         with self.lock:
             number = self.count
             self.count = number + 1
             self.log.append(entry)
+            until = self.pacer.arrive(entry) if self.pacer else None
+        if until is not None and self.pacer:
+            self.pacer.wait(until, entry)
         return number
 
     def host(self) -> HostThread:

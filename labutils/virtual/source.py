@@ -11,6 +11,13 @@ from labutils.trace import Trace
 from labutils.virtual import journal
 from labutils.virtual.record import Entry
 from labutils.virtual.state import MOST_DEVICES, state
+from labutils.virtual.wall_source import WallSource
+
+
+def source() -> VirtualSource | WallSource:
+    """What ``lab.watch`` follows, for the pace that the virtual GPUs have now."""
+    pacer = state.recorder.pacer
+    return VirtualSource() if pacer is None else WallSource(pacer)
 
 
 class VirtualSource:

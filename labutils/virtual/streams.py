@@ -113,8 +113,9 @@ class Stream(torch.Stream):
         _log("sync", self.device_index, self.stream_id, ("stream", self.stream_id))
 
     def query(self) -> bool:
-        """Whether all work is done: true, since virtual work is done when it is issued."""
-        return True
+        """Whether all work is done: true unless in real time, since the rest is simulated later."""
+        pacer = state.recorder.pacer
+        return pacer is None or pacer.passed(pacer.done(self.device_index, self.stream_id))
 
     def __enter__(self) -> Self:
         self._previous = (_here.device, _here.streams.get(self.device_index))
@@ -161,8 +162,9 @@ class Event(torch.Event):
             _log("sync", current_device(), DEFAULT_STREAM, ("event", self.number))
 
     def query(self) -> bool:
-        """Whether it has happened: true, since virtual work is done when it is issued."""
-        return True
+        """Whether it has happened: true unless in real time, since the rest is simulated later."""
+        pacer = state.recorder.pacer
+        return pacer is None or pacer.passed(pacer.event_time(self.number) or 0)
 
     def elapsed_time(self, end_event: Any) -> float:
         """Simulated milliseconds from this event to ``end_event``."""
