@@ -51,6 +51,27 @@ def test_batch_norm_reads_its_input_more_than_once() -> None:
     plain = cost.kernel_seconds(elementwise(1 << 30, "norm", "native_layer_norm"), V100)
     batch = cost.kernel_seconds(elementwise(1 << 30, "norm", "native_batch_norm"), V100)
     assert batch / plain == pytest.approx((V100.model.norm_read_passes + 1) / 2, rel=0.01)
+    half = elementwise(1 << 30, "norm", "native_batch_norm")._replace(dtype="float16")
+    last = cost.kernel_seconds(half, V100)  # taken to be channels last
+    assert last / plain == pytest.approx((V100.model.norm_read_passes_nhwc + 1) / 2, rel=0.01)
+
+
+def batch_norm(channels: int, elements: int) -> Kernel:
+    shape = (1, channels, elements // channels, 1)
+    return elementwise(4 * elements, "norm", "native_batch_norm")._replace(shapes=(shape,))
+
+
+@pytest.mark.parametrize(
+    ("channels", "elements", "microseconds"),
+    [(64, 25690112, 242), (64, 102760448, 962), (256, 102760448, 486), (512, 51380224, 239),
+     (1024, 25690112, 116)],
+)  # fmt: skip
+def test_batch_norm_of_few_channels_leaves_multiprocessors_idle(
+    channels: int, elements: int, microseconds: float
+) -> None:
+    """Measured on an H100: sarchlab/triosim, sample_trace/trace2-h100-bs128/resnet50."""
+    seconds = cost.kernel_seconds(batch_norm(channels, elements), profiles.load("H100-SXM"))
+    assert seconds * 1e6 == pytest.approx(microseconds, rel=0.2)
 
 
 def test_a_multi_tensor_step_is_launched_in_parts() -> None:
@@ -139,7 +160,34 @@ def test_winograd_helps_3x3_convolutions_of_stride_one_on_ordinary_cores() -> No
 def test_backward_of_a_convolution_is_about_two_forwards() -> None:
     forward = cost.kernel_seconds(convolution("convolution", 1), V100)
     backward = cost.kernel_seconds(convolution("convolution_backward", 1), V100)
-    assert 1.8 < backward / forward < 2.5
+    assert 1.8 < backward * V100.model.gradient_efficiency / forward < 2.5
+
+
+def test_tf32_changes_the_layout_around_most_convolutions() -> None:
+    """All but some of those that are a plain product."""
+    model = replace(A100.model, layout_passes=20.0)
+    slow = replace(A100, model=replace(model, pointwise_layout_share=1e-9))
+    for name in ("convolution", "convolution_backward"):
+        three, one, strided = (
+            cost.kernel_seconds(convolution(name, 1, side=side, stride=stride), slow)
+            / cost.kernel_seconds(convolution(name, 1, side=side, stride=stride), A100)
+            for side, stride in ((3, 1), (1, 1), (1, 2))
+        )
+        assert one <= 1 < 3 < min(three, strided)
+
+
+@pytest.mark.parametrize(("dtype", "times"), [("float32", 4 / 3), ("float16", 8 / 3)])
+def test_tensor_cores_compute_on_groups_of_channels(dtype: str, times: float) -> None:
+    """An image's three channels become four (TF32) or eight (half): 16 bytes."""
+    image, weight = (128, 3, 224, 224), (64, 3, 7, 7)
+    flops, outputs = 2 * 128 * 64 * 112**2 * 147, 128 * 64 * 112**2
+    kernel = Kernel("convolution", "conv", dtype, flops, 0, cost.ITEM_BYTES[dtype] * outputs,
+                    (image, weight), 3)  # fmt: skip
+    on = "tfloat32" if dtype == "float32" else dtype
+    found = products.arithmetic_seconds(kernel, on, A100)
+    product = products.products(kernel)[0]
+    expected = flops / A100.gpu.peak[on] / products.efficiency(product, "conv", on, A100)
+    assert found / expected == pytest.approx(times)
 
 
 def test_groups_narrower_than_a_tile_waste_the_rest() -> None:
@@ -305,4 +353,4 @@ def test_costs_are_whole_nanoseconds_of_the_same_functions() -> None:
     assert (nbytes, detail) == (work.bytes, "float32, 2 GFLOP")
     assert costs.kernel(work, False)[0] == 0
     expected = cost.collective_seconds("all_reduce", MiB, 8, A100)
-    assert costs.collective("all_reduce", MiB, 8, 1) == round(expected * 1e9)
+    assert costs.collective("all_reduce", MiB, 8, 1)[0] == round(expected * 1e9)

@@ -22,8 +22,13 @@ def toy(
     thread: float = 0.0,
     depth: int = 1_000_000,
     shared: int = 1,
+    passes: float = 0.0,
 ) -> Profile:
-    """One byte takes one nanosecond everywhere; host costs in microseconds, 0 if not given."""
+    """One byte takes one nanosecond everywhere; host costs in microseconds, 0 if not given.
+
+    Args:
+        passes: of the memory by a byte that a collective sends; 0: it disturbs no kernel.
+    """
     host = Host(
         python_seconds=python / 1e6, dispatch_seconds=dispatch / 1e6, engine_seconds=engine / 1e6,
         view_seconds=python / 1e6, tensor_seconds=0.0, collective_seconds=dispatch / 1e6,
@@ -32,9 +37,12 @@ def toy(
     )  # fmt: skip
     model = Model(
         memory_efficiency=1.0, simt_efficiency=1.0, tensor_efficiency=1.0, conv_efficiency=1.0,
-        attention_efficiency=1.0, winograd_gain=1.0, tile_seconds=1e-12,
-        layout_passes=0.0, kernel_floor=0.0, norm_read_passes=1.0, tensors_per_launch=1000,
-        collective_base=0.0,
+        attention_efficiency=1.0, tensor_conv_efficiency=1.0, gradient_efficiency=1.0,
+         winograd_gain=1.0, tile_seconds=1e-12,
+        layout_passes=0.0, pointwise_layout_share=0.0,
+         kernel_floor=0.0, norm_read_passes=1.0, norm_read_passes_nhwc=1.0,
+        norm_processor_bandwidth=1e18, tensors_per_launch=1000,
+        collective_base=0.0, collective_processor_bandwidth=1e18, collective_memory_passes=passes,
     )  # fmt: skip
     gpu = Gpu("toy", 10**9, 10, 1e9, {"float32": 1e15})
     curve = tuple((2 * 10**n, 2 * 10**n * 1e-9) for n in range(10))

@@ -214,16 +214,17 @@ class _Bench:
         return tuple(torch.empty(p.shape, dtype=p.dtype, device="meta") for p in found)
 
 
-def phantom(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+def phantom(model: nn.Module, dtype: torch.dtype | None = None, device: str = GPU) -> nn.Module:
     """A copy of ``model`` with its parameters and buffers on phantom GPU 0, none of them copied.
 
     Args:
         dtype: element type of its floating-point tensors; as they are if None.
+        device: another place without values, such as "meta".
     """
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         kind = dtype if dtype and tensor.is_floating_point() else tensor.dtype
-        made = torch.empty(tensor.shape, dtype=kind, device=GPU)
+        made = torch.empty(tensor.shape, dtype=kind, device=device)
         is_parameter = isinstance(tensor, nn.Parameter)
         memo[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if is_parameter else made
     return copy.deepcopy(model, memo)

@@ -13,7 +13,8 @@ from bisect import bisect_right
 from functools import lru_cache
 
 from ..virtual.record import Copy, Kernel
-from .products import ITEM_BYTES, arithmetic_seconds
+from .contention import Load, beside, load
+from .products import ITEM_BYTES, arithmetic_seconds, is_pointwise
 from .profiles import Link, Profile, measured_link
 
 MATRIX_KINDS = ("gemm", "conv", "attention")
@@ -31,8 +32,9 @@ def kernel_seconds(kernel: Kernel, profile: Profile) -> float:
     launches = math.ceil(max(1, kernel.tensors) / profile.model.tensors_per_launch)
     memory = _memory_seconds(kernel, profile)
     seconds = launches * profile.model.kernel_floor
-    if kernel.kind == "conv" and precision(kernel, profile) == "tfloat32":
-        seconds += profile.model.layout_passes * memory
+    if precision(kernel, profile) == "tfloat32" and kernel.kind == "conv":
+        share = profile.model.pointwise_layout_share if is_pointwise(kernel) else 1.0
+        seconds += share * profile.model.layout_passes * memory
     return seconds + max(_arithmetic_seconds(kernel, profile), memory)
 
 
@@ -45,13 +47,29 @@ def precision(kernel: Kernel, profile: Profile) -> str:
 
 
 def _memory_seconds(kernel: Kernel, profile: Profile) -> float:
-    model, passes = profile.model, 1.0
+    bandwidth = profile.gpu.memory_bandwidth * profile.model.memory_efficiency
     if kernel.kind == "norm" and "batch_norm" in kernel.name:
-        passes = model.norm_read_passes
-    moved = passes * kernel.bytes_read + kernel.bytes_written
+        return _batch_norm_seconds(kernel, bandwidth, profile)
+    moved = kernel.bytes_read + kernel.bytes_written
     if kernel.name == "convolution_backward":  # both of its products read the output's gradient
         moved += math.prod(kernel.shapes[0]) * ITEM_BYTES.get(kernel.dtype, 4)
-    return moved / (profile.gpu.memory_bandwidth * model.memory_efficiency)
+    return moved / bandwidth
+
+
+def _batch_norm_seconds(kernel: Kernel, bandwidth: float, profile: Profile) -> float:
+    """Batch norm reads its input for the statistics, and again, partly from the cache.
+
+    Channels first, a thread block sums a channel, so that the multiprocessors that have one limit
+    the bandwidth.  Half precision is taken to be channels last, as tensor cores want it.
+    """
+    model, processors = profile.model, profile.gpu.multi_processor_count
+    passes = model.norm_read_passes_nhwc
+    if ITEM_BYTES.get(kernel.dtype, 4) >= 4:
+        passes = model.norm_read_passes
+        shape = kernel.shapes[0] if kernel.shapes else ()
+        busy = min(processors, shape[1]) if len(shape) > 1 else processors
+        bandwidth = min(bandwidth, busy * model.norm_processor_bandwidth)
+    return (passes * kernel.bytes_read + kernel.bytes_written) / bandwidth
 
 
 def _arithmetic_seconds(kernel: Kernel, profile: Profile) -> float:
@@ -104,6 +122,12 @@ def collective_seconds(
             f"{profile.name} names no fabric between nodes: choose one, e.g. fabric='ib-100g'."
         )
     return base + max(within, _over_nodes(op, nbytes, n_devices, profile, profile.fabric, nodes))
+
+
+def wire_bytes(op: str, nbytes: int, n: int) -> float:
+    """Bytes that each of ``n`` GPUs sends in a ring."""
+    share = (n - 1) / n
+    return nbytes * share * (2 if op == "all_reduce" else 1)
 
 
 def _within_node(op: str, nbytes: int, n: int, profile: Profile) -> float:
@@ -201,8 +225,9 @@ class Costs:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self._collectives: dict[tuple[str, int, int, int], int] = {}
+        self._collectives: dict[tuple[str, int, int, int], tuple[int, Load]] = {}
         self._kernels: dict[int, tuple[Kernel, tuple[int, int, int, int, str]]] = {}
+        self._smaller: dict[Load, tuple[Profile, dict[int, int]]] = {}
 
     def kernel(self, kernel: Kernel | None, python: bool) -> tuple[int, int, int, int, str]:
         """(host with GIL, host without, device, bytes, detail) of one kernel."""
@@ -216,12 +241,23 @@ class Costs:
             known = self._kernels[key] = kernel, cost
         return known[1]
 
-    def collective(self, op: str, nbytes: int, n_devices: int, nodes: int) -> int:
-        """Time of one collective (see ``collective_seconds``)."""
+    def beside(self, kernel: Kernel, taken: Load) -> int:
+        """Time of a kernel on a GPU while a collective takes that much of it."""
+        if taken not in self._smaller:
+            self._smaller[taken] = beside(self.profile, taken), {}
+        profile, known = self._smaller[taken]
+        key = id(kernel)  # kept alive by self._kernels, which has every kernel
+        if key not in known:
+            known[key] = nanoseconds(kernel_seconds(kernel, profile))
+        return known[key]
+
+    def collective(self, op: str, nbytes: int, n_devices: int, nodes: int) -> tuple[int, Load]:
+        """Time of one collective (see ``collective_seconds``), and what it takes from the GPU."""
         key = (op, nbytes, n_devices, nodes)
         if key not in self._collectives:
             seconds = collective_seconds(op, nbytes, n_devices, self.profile, nodes)
-            self._collectives[key] = nanoseconds(seconds)
+            taken = load(wire_bytes(op, nbytes, n_devices), seconds, self.profile)
+            self._collectives[key] = nanoseconds(seconds), taken
         return self._collectives[key]
 
 
@@ -238,5 +274,5 @@ def describe(kernel: Kernel) -> str:
 
 __all__ = [
     "ITEM_BYTES", "Costs", "collective_seconds", "copy_seconds", "describe", "issue_seconds",
-    "kernel_seconds", "nanoseconds", "precision", "step_seconds",
+    "kernel_seconds", "nanoseconds", "precision", "step_seconds", "wire_bytes",
 ]  # fmt: skip

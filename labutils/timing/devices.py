@@ -13,8 +13,9 @@ from typing import Any
 
 from ..trace import MemorySample, Span
 from ..virtual.record import COMM_STREAM, DEFAULT_STREAM, Collective, Copy, Entry, Kernel
+from .contention import Traffic
 from .cost import Costs, copy_seconds, nanoseconds
-from .engines import Action, Engine, Event, Gate, Stream
+from .engines import Action, Engine, Event, Gate, Stream, Ways, reserve
 from .threads import Thread
 
 
@@ -50,9 +51,10 @@ class Devices:
         self._depth = costs.profile.host.queue_depth
         self._launch = nanoseconds(costs.profile.host.launch_seconds)
         self._compute = [Engine() for _ in rows]
+        self._traffic = [Traffic() for _ in rows]
+        self._ways = Ways(costs.profile)
         self._events: dict[int, Event] = {}
         self._gates: dict[tuple[str, int], Gate] = {}
-        self._engines: dict[tuple[str, int], Engine] = {}
         self._sampled = [0] * len(rows)
         self._named = [0] * len(rows)
         self._unblocked: deque[Stream] = deque()
@@ -131,6 +133,10 @@ class Devices:
         """When that event happened, in nanoseconds."""
         return self._events[number].time
 
+    def known_event(self, number: int) -> Event | None:
+        """The event of that number, if it has been recorded."""
+        return self._events.get(number)
+
     def wait(self, entry: Entry, at: int) -> None:
         """Let a stream wait for an event; for one that was never recorded nobody waits."""
         event = self._events.get(entry.ref)
@@ -167,14 +173,16 @@ class Devices:
     def _kernel(self, stream: Stream, at: int, entry: Entry, cost: tuple[int, int, str]) -> bool:
         """Compute; kernels of one device take turns, since a large one fills the GPU."""
         length, nbytes, detail = cost
-        engine = self._compute[stream.device]
+        kernel, engine = _work(entry), self._compute[stream.device]
         start = engine.fit(max(stream.tail, at + self._launch), length)
-        end = stream.tail = start + length
+        end = self._traffic[stream.device].end(
+            start, length, lambda taken: self.costs.beside(kernel, taken)
+        )
+        stream.tail = end
         engine.take(start, end, self.now)
         stream.ends.append(end)
-        assert entry.kernel is not None
         self.spans.append(
-            Span(entry.kernel.name, start / 1e9, end / 1e9, self.rows[stream.device],
+            Span(kernel.name, start / 1e9, end / 1e9, self.rows[stream.device],
                  stream.lane or self._name(stream), entry.phase or "forward", nbytes, detail)
         )  # fmt: skip
         return True
@@ -231,41 +239,22 @@ class Devices:
     def _start_copy(self, ready: int, entry: Entry) -> int:
         copy, kernel = entry.ref, _work(entry)
         length = nanoseconds(copy_seconds(kernel.bytes_read, copy, self.costs.profile))
-        engines = self._ways(copy)
-        start, moved = ready, True
-        while moved:  # until all are free at once
-            before = start
-            for engine in engines:
-                start = engine.fit(start, length)
-            moved = start != before
-        for engine in engines:
-            engine.take(start, start + length, self.now)
+        start = reserve(self._ways.of_copy(copy), ready, length, self.now)
         for device in sorted({copy.source, copy.target} - {-1}):
             self._show(kernel, device, start, start + length, "copy")
         return start + length
 
-    def _ways(self, copy: Copy) -> list[Engine]:
-        """What a copy occupies: a way to or from the host, or the ports of two GPUs."""
-        shared = self.costs.profile.bus_shared_by
-        if copy.source < 0:
-            keys = [("h2d", copy.target // shared)]
-        elif copy.target < 0:
-            keys = [("d2h", copy.source // shared)]
-        elif copy.source == copy.target:
-            keys = []
-        else:
-            keys = [("out", copy.source), ("in", copy.target)]
-        return [self._engines.setdefault(key, Engine()) for key in keys]
-
     def _start_collective(self, ready: int, entry: Entry) -> int:
-        group: Collective = entry.ref
-        kernel = _work(entry)
+        group, kernel = entry.ref, _work(entry)
         nbytes = kernel.bytes_written if group.op == "all_gather" else kernel.bytes_read
         nodes = len({d // self.per_node for d in group.devices}) if group.group else 1
-        end = ready + self.costs.collective(group.op, nbytes, len(group.devices), nodes)
-        for device in group.devices if self.merged or not group.group else (entry.device,):
-            self._show(kernel, device, ready, end, "communication")
-        return end
+        length, taken = self.costs.collective(group.op, nbytes, len(group.devices), nodes)
+        devices = group.devices if self.merged or not group.group else (entry.device,)
+        start = reserve(self._ways.of_collective(devices), ready, length, self.now)
+        for device in devices:
+            self._traffic[device].add(start, start + length, taken, self.now)
+            self._show(kernel, device, start, start + length, "communication")
+        return start + length
 
     def _show(self, kernel: Kernel, device: int, start: int, end: int, kind: str) -> None:
         span = Span(kernel.name, start / 1e9, end / 1e9, self.rows[device], kind, kind,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..virtual.record import COMM_STREAM, DEFAULT_STREAM, Entry
+from ..virtual.record import COMM_STREAM, DEFAULT_STREAM, Copy, Entry
+from .profiles import Profile
 from .threads import Thread
 
 Action = Callable[["Stream", int, Entry, Any], bool]
@@ -93,4 +94,45 @@ class Engine:
             self._limit = max(256, 2 * len(ends))
 
 
-__all__ = ["Action", "Engine", "Event", "Gate", "Stream"]
+def reserve(engines: Sequence[Engine], ready: int, length: int, now: int) -> int:
+    """Occupy all of them from the first time on at which they are free at once."""
+    start, moved = ready, True
+    while moved:
+        before = start
+        for engine in engines:
+            start = engine.fit(start, length)
+        moved = start != before
+    for engine in engines:
+        engine.take(start, start + length, now)
+    return start
+
+
+class Ways:
+    """What lies between the memories, of which each part carries one copy at a time."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._shared, self._link_is_bus = profile.bus_shared_by, profile.link_is_bus
+        self._engines: dict[tuple[str, int], Engine] = {}
+
+    def of_copy(self, copy: Copy) -> list[Engine]:
+        """A way to or from the host, or the ports of two GPUs."""
+        if copy.source < 0:
+            return self._get([("h2d", copy.target // self._shared)])
+        if copy.target < 0:
+            return self._get([("d2h", copy.source // self._shared)])
+        if copy.source == copy.target:
+            return []
+        return self._get([("out", copy.source), ("in", copy.target)])
+
+    def of_collective(self, devices: Sequence[int]) -> list[Engine]:
+        """The bus, both ways, where the GPUs have no other link; else nothing that copies use."""
+        if not self._link_is_bus:
+            return []
+        places = sorted({device // self._shared for device in devices})
+        return self._get([(way, place) for place in places for way in ("h2d", "d2h")])
+
+    def _get(self, keys: list[tuple[str, int]]) -> list[Engine]:
+        return [self._engines.setdefault(key, Engine()) for key in keys]
+
+
+__all__ = ["Action", "Engine", "Event", "Gate", "Stream", "Ways", "reserve"]

@@ -51,9 +51,31 @@ def source(
 Recorder = Callable[[Source, Setting], Recording]
 
 
+class NotRecorded(LookupError):
+    """A recording that has not been made; see :func:`known`."""
+
+    def __init__(self, source: Source, setting: Setting) -> None:
+        super().__init__(f"{source.spec.name} has not been recorded with {setting}")
+        self.source, self.setting = source, setting
+
+
 def recording(source: Source, setting: Setting) -> Recording:
     """The recording of a setting, made at its first use."""
     return remember(source, ("recorded", setting), lambda: record(source.spec, setting))
+
+
+def known(source: Source, setting: Setting) -> Recording:
+    """The recording of a setting, if it has been made; raises ``NotRecorded``."""
+
+    def missing() -> Recording:
+        raise NotRecorded(source, setting)
+
+    return remember(source, ("recorded", setting), missing)
+
+
+def put(source: Source, setting: Setting, made: Recording) -> None:
+    """Keep a recording that was made elsewhere."""
+    remember(source, ("recorded", setting), lambda: made)
 
 
 def remember(source: Source, what: Any, make: Callable[[], Recording]) -> Recording:
@@ -79,4 +101,4 @@ def _example(example: Any) -> tuple[Any, ...]:
     return tuple((t.shape, t.dtype) for t in (*tensors, targets))
 
 
-__all__ = ["Recorder", "Source", "recording", "remember", "source"]
+__all__ = ["NotRecorded", "Recorder", "Source", "known", "put", "recording", "remember", "source"]

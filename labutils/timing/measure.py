@@ -97,7 +97,9 @@ def _rank(rank: int, ranks: int, threads: int, seconds: float, folder: str) -> N
         world_size=ranks,
     )  # fmt: skip
     try:
-        found = _measure(device, ranks, threads, _Clock(device, seconds))
+        clock = Clock(device, seconds)
+        found = computing(device, ranks, threads, clock)
+        found["all_reduce"] = _all_reduce(device, clock) if ranks > 1 else []
         if rank == 0:
             Path(folder, "measured.json").write_text(json.dumps(found), encoding="utf-8")
         dist.barrier()
@@ -105,7 +107,7 @@ def _rank(rank: int, ranks: int, threads: int, seconds: float, folder: str) -> N
         dist.destroy_process_group()
 
 
-class _Clock:
+class Clock:
     """Times a function on one device."""
 
     def __init__(self, device: torch.device, seconds: float) -> None:
@@ -141,7 +143,8 @@ class _Clock:
 
 
 @torch.no_grad()
-def _measure(device: torch.device, ranks: int, threads: int, clock: _Clock) -> Measured:
+def computing(device: torch.device, ranks: int, threads: int, clock: Clock) -> Measured:
+    """In a rank: what was measured of everything but the network, on all ranks at once."""
     dtypes = ["float32"] + (["float16", "bfloat16"] if device.type == "cuda" else [])
     return {
         "kind": device.type,
@@ -153,12 +156,11 @@ def _measure(device: torch.device, ranks: int, threads: int, clock: _Clock) -> M
         "bandwidth": _bandwidth(device, clock),
         "shortest": _shortest(device, clock),
         "to_device": _to_device(device, clock) if device.type == "cuda" else {},
-        "all_reduce": _all_reduce(device, clock) if ranks > 1 else [],
         **_identity(device, ranks),
     }
 
 
-def _matmul(device: torch.device, dtype: torch.dtype, clock: _Clock) -> list[list[float]]:
+def _matmul(device: torch.device, dtype: torch.dtype, clock: Clock) -> list[list[float]]:
     """[n, FLOP/s] of products of n x n matrices."""
     found = []
     for n in MATMUL_SIZES if device.type == "cpu" else (*MATMUL_SIZES, 2048, 4096, 8192):
@@ -167,7 +169,7 @@ def _matmul(device: torch.device, dtype: torch.dtype, clock: _Clock) -> list[lis
     return found
 
 
-def _conv(device: torch.device, clock: _Clock) -> list[list[float]]:
+def _conv(device: torch.device, clock: Clock) -> list[list[float]]:
     """[channels, FLOP/s] of 3 x 3 convolutions, forward and backward (three products)."""
     found = []
     for n in CONV_SIZES if device.type == "cpu" else (*CONV_SIZES, 128, 256):
@@ -184,20 +186,20 @@ def _train_conv(inputs: tuple[torch.Tensor, torch.Tensor], gradient: torch.Tenso
     torch.autograd.grad(F.conv2d(*inputs, padding=1), inputs, gradient)
 
 
-def _bandwidth(device: torch.device, clock: _Clock) -> float:
+def _bandwidth(device: torch.device, clock: Clock) -> float:
     """Bytes per second of y = a + b, on arrays far beyond any cache (64 MiB each)."""
     a, b = (torch.ones(1 << 24, device=device) for _ in range(2))
     out = torch.empty_like(a)
     return 3 * a.nbytes / clock.time(lambda: torch.add(a, b, out=out))
 
 
-def _shortest(device: torch.device, clock: _Clock) -> float:
+def _shortest(device: torch.device, clock: Clock) -> float:
     """Seconds of an operation on next to nothing."""
     x = torch.ones(8, device=device)
     return clock.time(lambda: x.add_(1))
 
 
-def _to_device(device: torch.device, clock: _Clock) -> dict[str, float]:
+def _to_device(device: torch.device, clock: Clock) -> dict[str, float]:
     """Bytes per second from pinned and pageable memory, and seconds of the shortest copy."""
     found = {}
     for way in WAYS:
@@ -208,7 +210,7 @@ def _to_device(device: torch.device, clock: _Clock) -> dict[str, float]:
     return found
 
 
-def _all_reduce(device: torch.device, clock: _Clock) -> list[list[float]]:
+def _all_reduce(device: torch.device, clock: Clock) -> list[list[float]]:
     """[bytes, seconds] of an all-reduce over all ranks."""
     found = []
     for nbytes in REDUCE_BYTES:

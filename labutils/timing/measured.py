@@ -32,7 +32,7 @@ def toml(measured: Measured) -> str:
         f"multi_processor_count = {measured['processors']}",
         f"memory_bandwidth = {measured['bandwidth']:.4g}",
         f"peak = {{ {peaks} }}", f"tensor = {json.dumps(half)}",
-        'bus = "this-machine"', f'link = "{"this-machine" if measured["all_reduce"] else "pcie3"}"',
+        'bus = "this-machine"', f'link = "{"this-ranks" if measured["all_reduce"] else "pcie3"}"',
         "", *_bus(measured), *_link(measured), *_model(measured, conv),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -56,7 +56,7 @@ def _link(measured: Measured) -> list[str]:
     ranks, (nbytes, seconds) = measured["ranks"], curve[-1]
     bandwidth = 2 * (ranks - 1) / ranks * nbytes / seconds
     return [
-        "[link.this-machine]", f"ranks = {ranks}", f"bandwidth = {bandwidth:.4g}",
+        "[link.this-ranks]", f"ranks = {ranks}", f"bandwidth = {bandwidth:.4g}",
         f"latency = {curve[0][1] / (2 * (ranks - 1)):.4g}",
         f"curve = [{_pairs(curve)}]", "",
     ]  # fmt: skip
@@ -70,6 +70,7 @@ def _model(measured: Measured, conv: float) -> list[str]:
     """
     lines = ["[model]", "memory_efficiency = 1.0", "simt_efficiency = 1.0",
              "tensor_efficiency = 1.0", f"conv_efficiency = {conv:.3g}",
+             "tensor_conv_efficiency = 1.0", "gradient_efficiency = 1.0",
              "winograd_gain = 1.0"]  # fmt: skip
     if measured["kind"] == "cuda":
         return [*lines, f"kernel_floor = {measured['shortest']:.3g}"]
@@ -77,7 +78,8 @@ def _model(measured: Measured, conv: float) -> list[str]:
     names = ("python", "dispatch", "engine", "view", "tensor", "sync", "thread", "launch")
     return [
         *lines, f"kernel_floor = {shortest:.3g}", "tile_seconds = 1e-12", "tensors_per_launch = 1",
-        "norm_read_passes = 1.0", "collective_base = 1e-6", "", "[host]",
+        "norm_read_passes = 1.0", "norm_read_passes_nhwc = 1.0",
+        "norm_processor_bandwidth = 1e15", "collective_base = 1e-6", "", "[host]",
         *(f"{name}_seconds = 1e-9" for name in names), "collective_seconds = 1e-6",
     ]  # fmt: skip
 

@@ -133,6 +133,7 @@ class Question:
         checks.place(self.strategy, self.gpus, self.nodes, self.batch, self.hardware)
         self.wait = checks.seconds_per_batch(self.loader, self.batch) * self.accumulate
         source = library.source(self.model, self.example, self.criterion, self.optimizer)
+        self.name = source.spec.name
         self.recording = self.record(source, self._setting())
         self.single = self.record(source, self._alone())
         self.groups: list[ddp.Group] = []

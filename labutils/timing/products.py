@@ -28,15 +28,28 @@ class Product(NamedTuple):
     outputs: float
     winograd: bool = False
     """A 3 x 3 convolution of stride 1, which can be done with fewer multiplications."""
+    gradient: bool = False
+    """Of a convolution by its input or weight."""
 
 
 def arithmetic_seconds(kernel: Kernel, dtype: str, profile: Profile) -> float:
     """Seconds of arithmetic of a gemm, conv or attention ``kernel`` in ``dtype``."""
     peak = profile.gpu.peak.get(dtype, profile.gpu.peak["float32"])  # runs as float32 otherwise
-    return sum(
+    padding = _alignment(kernel, dtype) if dtype in profile.gpu.tensor else 1.0
+    return padding * sum(
         product.flops / (peak * efficiency(product, kernel.kind, dtype, profile))
         for product in products(kernel)
     )
+
+
+def _alignment(kernel: Kernel, dtype: str) -> float:
+    """What tensor cores compute, over what is needed: they take channels by 16 bytes, so that the
+    three of an image become four (TF32) or eight (NVIDIA, convolutional layers user's guide)."""
+    place = 2 if kernel.name == "convolution_backward" else 1
+    if kernel.kind != "conv" or len(kernel.shapes) <= place or kernel.shapes[place][1] == 1:
+        return 1.0
+    channels, lanes = kernel.shapes[place][1], 16 // ITEM_BYTES[dtype]
+    return math.ceil(channels / lanes) * lanes / channels
 
 
 def products(kernel: Kernel) -> list[Product]:
@@ -59,12 +72,12 @@ def _backward_products(kernel: Kernel, outputs: float) -> list[Product]:
     per_group = weight[0] * weight[1] // image[1]
     to_weight = _padding(per_group, weight[0], weight[1])
     if outputs < inputs:  # the first layer: nobody needs the gradient of the data
-        return [Product(kernel.flops * to_weight, weights, winograd)]
+        return [Product(kernel.flops * to_weight, weights, winograd, True)]
     half = kernel.flops / 2
     to_image = _padding(weight[1], weight[0], weight[1])
     return [
-        Product(half * to_image, inputs, winograd),
-        Product(half * to_weight, weights, winograd),
+        Product(half * to_image, inputs, winograd, True),
+        Product(half * to_weight, weights, winograd, True),
     ]
 
 
@@ -74,6 +87,18 @@ def _padding(columns: int, out_channels: int, per_group: int) -> float:
     if per_group == 1 or columns == out_channels:
         return 1.0
     return max(1.0, NARROWEST / columns)
+
+
+def is_pointwise(kernel: Kernel) -> bool:
+    """A 1 x 1 convolution of stride 1 (or its gradient): a plain product for every image."""
+    if kernel.name == "convolution" and _is_2d(kernel.shapes[:2]):
+        image, weight = kernel.shapes[:2]
+        outputs = image[0] * weight[0] * image[2] * image[3] * ITEM_BYTES.get(kernel.dtype, 4)
+        return weight[2:] == (1, 1) and kernel.bytes_written >= outputs
+    if kernel.name == "convolution_backward" and _is_2d(kernel.shapes[:3]):
+        gradient, image, weight = kernel.shapes[:3]
+        return weight[2:] == (1, 1) and gradient[2:] == image[2:]
+    return False
 
 
 def _is_2d(shapes: tuple[tuple[int, ...], ...]) -> bool:
@@ -89,7 +114,8 @@ def efficiency(product: Product, kind: str, dtype: str, profile: Profile) -> flo
     model, tensor = profile.model, dtype in profile.gpu.tensor
     best = model.tensor_efficiency if tensor else model.simt_efficiency
     if kind == "conv":
-        best *= model.conv_efficiency
+        best *= model.tensor_conv_efficiency if tensor else model.conv_efficiency
+        best *= model.gradient_efficiency if product.gradient else 1.0
         if product.winograd and not tensor:
             best *= model.winograd_gain
     elif kind == "attention":
@@ -111,4 +137,4 @@ def _filled(product: Product, area: int, peak: float, profile: Profile) -> float
     return loop / (loop + overhead) * waves / math.ceil(waves)
 
 
-__all__ = ["ITEM_BYTES", "TILES", "Product", "arithmetic_seconds", "efficiency", "products"]
+__all__ = ["ITEM_BYTES", "TILES", "Product", "arithmetic_seconds", "efficiency", "is_pointwise", "products"]

@@ -97,14 +97,21 @@ class Model:
     simt_efficiency: float
     tensor_efficiency: float
     conv_efficiency: float
+    tensor_conv_efficiency: float
+    gradient_efficiency: float
     attention_efficiency: float
     winograd_gain: float
     tile_seconds: float
     layout_passes: float
+    pointwise_layout_share: float
     kernel_floor: float
     norm_read_passes: float
+    norm_read_passes_nhwc: float
+    norm_processor_bandwidth: float
     tensors_per_launch: int
     collective_base: float
+    collective_processor_bandwidth: float
+    collective_memory_passes: float
     source: str = ""
 
 
@@ -129,6 +136,11 @@ class Profile:
     fabric: Link | None = None
     tf32: frozenset[str] = frozenset({"conv"})
     source: str = ""
+
+    @property
+    def link_is_bus(self) -> bool:
+        """The GPUs reach each other only over the bus that leads to the host."""
+        return self.link.name == self.bus.name
 
 
 @lru_cache(maxsize=1)

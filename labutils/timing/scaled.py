@@ -18,17 +18,22 @@ SMALL, LARGE = 2, 3
 """Samples of the two recordings; one alone is special (batch norm refuses it)."""
 
 
-def recording(source: library.Source, setting: Setting) -> Recording:
-    """As ``library.recording``, at once for every batch size after the first two."""
+def recording(
+    source: library.Source, setting: Setting, record: library.Recorder = library.recording
+) -> Recording:
+    """As ``library.recording``, at once for every batch size after the first two.
+
+    ``record`` makes these two.
+    """
     if setting.strategy == "dp" or setting.batch < SMALL:
-        return library.recording(source, setting)
-    return library.remember(source, ("scaled", setting), lambda: _make(source, setting))
+        return record(source, setting)
+    return library.remember(source, ("scaled", setting), lambda: _make(source, setting, record))
 
 
-def _make(source: library.Source, setting: Setting) -> Recording:
-    small, large = (library.recording(source, replace(setting, batch=n)) for n in (SMALL, LARGE))
+def _make(source: library.Source, setting: Setting, record: library.Recorder) -> Recording:
+    small, large = (record(source, replace(setting, batch=n)) for n in (SMALL, LARGE))
     made = extend(small, large, setting.batch)
-    return library.recording(source, setting) if made is None else made
+    return record(source, setting) if made is None else made
 
 
 def extend(small: Recording, large: Recording, batch: int) -> Recording | None:

@@ -1,83 +1,63 @@
 """The published measurements that the timing model is compared with, and how each is predicted.
 
-A row of ``calibration.csv`` says what was measured on what.  Here is which question to the model
-gives that number; rows that no model of hardware can give are listed with the reason.
+``labutils.timing.published`` says which question to the model gives the number of a row of
+``calibration.csv``.  Here is how that question is asked with other parameters of the model; rows
+that no model of hardware can give are listed with the reason.
 """
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-import torch.nn.functional as F
-
-from labutils.timing import cost, ddp, library, profiles
-from labutils.timing.play import play, steps
+from labutils.timing import cost, profiles, published
+from labutils.timing.play import Prediction, exposed, play
+from labutils.timing.predict import Question
 from labutils.timing.profiles import Profile
-from labutils.timing.recording import Recording, Setting
 from labutils.virtual.record import Entry
 
-PACKAGED = Path(profiles.__file__).with_name("calibration.csv")
+PACKAGED = published.TABLE
 Parameters = Mapping[str, float]
 
-
-@dataclass(frozen=True)
-class Run:
-    """A training step that somebody measured."""
-
-    model: str
-    batch: int
-    profile: str
-    precision: str = "fp32"
-    ranks: int = 0
-    """0: no DistributedDataParallel."""
-    seq: int | None = None
-    joined: bool = False
-    """Batch norm, addition and ReLU are one kernel (MXNet, NHWC)."""
-
-    def trace(self, parameters: Parameters) -> Any:
-        """One step with these parameters of the model in place of those of the profile."""
-        profile = with_parameters(profiles.load(self.profile), parameters)
-        if self.precision == "tf32":
-            profile = replace(profile, tf32=frozenset({"conv", "gemm", "attention"}))
-        recording = self.recording()
-        groups = ddp.buckets(recording.gradients, 25, 1) if self.ranks else []
-        ranks = max(1, self.ranks)
-        return play(recording, steps(recording, 1, groups), profile, ranks, ranks)
-
-    def recording(self) -> Recording:
-        """The recorded step (kept)."""
-        source = library.source(self.model, None, F.cross_entropy, None)
-        setting = Setting(
-            strategy="ddp" if self.ranks else "single", batch=self.batch, seq=self.seq,
-            precision="fp32" if self.precision == "tf32" else self.precision,
-        )  # fmt: skip
-        recording = library.recording(source, setting)
-        if self.joined:
-            recording = replace(recording, last=[e for e in recording.last if not _is_relu(e)])
-        return recording
-
-    def seconds(self, parameters: Parameters) -> float:
-        """Seconds of a step."""
-        return float(self.trace(parameters).duration)
-
-    def rate(self, per_sample: int, parameters: Parameters) -> float:
-        """Samples (or tokens) per second of all GPUs."""
-        return self.batch * per_sample * max(1, self.ranks) / self.seconds(parameters)
-
-    def busy(self, kind: str, parameters: Parameters) -> float:
-        """Milliseconds of kernels of one phase."""
-        spans = [s for s in self.trace(parameters).spans if s.lane == "compute" and s.kind == kind]
-        return 1e3 * sum(s.end - s.start for s in spans)
+JOINED = ("rn50-dgx2-",)
+"""Rows of MXNet, in which batch norm, addition and ReLU are one kernel."""
 
 
-def _is_relu(entry: Entry) -> bool:
-    return entry.kernel is not None and entry.kernel.name in ("relu_", "threshold_backward")
+def prediction(name: str, parameters: Parameters) -> Prediction:
+    """The step of a row with these parameters of the model in place of those of the profile."""
+    question, entries = _asked(name)
+    hardware = with_parameters(question.hardware, parameters)
+    ranks = question.gpus * question.nodes
+    trace = play(question.recording, entries, hardware, ranks, question.gpus)
+    rate = question.batch * ranks / trace.duration
+    nothing: dict[str, int] = {}
+    return Prediction(trace.duration, rate, 1.0, exposed(trace), nothing, True, trace)
+
+
+@lru_cache(maxsize=64)
+def _asked(name: str) -> tuple[Question, list[Entry]]:
+    question = Question(**published.ASKED[name])
+    entries = question.entries
+    return question, _joined(entries) if name.startswith(JOINED) else entries
+
+
+def _joined(entries: list[Entry]) -> list[Entry]:
+    """A batch norm that adds and clips before it writes: of an addition the other term is left to
+    be read, and of a ReLU nothing."""
+    made = []
+    for entry in entries:
+        kernel = entry.kernel
+        if kernel is not None and kernel.name in ("relu_", "threshold_backward"):
+            continue
+        if kernel is not None and kernel.name == "add" and entry.phase == "forward":
+            entry = entry._replace(
+                kernel=kernel._replace(bytes_read=kernel.bytes_read // 2, bytes_written=0)
+            )
+        made.append(entry)
+    return made
 
 
 def with_parameters(profile: Profile, parameters: Parameters) -> Profile:
@@ -87,35 +67,6 @@ def with_parameters(profile: Profile, parameters: Parameters) -> Profile:
 
 # ----------------------------------------------------------------------------------- the questions
 
-_RN50_32 = partial(Run, "resnet50", 32, "DGX-1-V100")
-_RN101_32 = partial(Run, "resnet101", 32, "DGX-1-V100")
-_MXNET = partial(Run, "resnet50", 256, "DGX-2-V100", "fp16", joined=True)
-_TXL = partial(Run, "transformer_xl_base", 16, "DGX-1-V100", "amp")
-
-STEPS: dict[str, Run] = {
-    "rn50-v100-noddp": _RN50_32(), "rn50-v100-1": _RN50_32(ranks=1),
-    "rn50-v100-2": _RN50_32(ranks=2),
-    "rn101-v100-noddp": _RN101_32(), "rn101-v100-1": _RN101_32(ranks=1),
-    "rn101-v100-2": _RN101_32(ranks=2),
-}  # fmt: skip
-RATES: dict[str, tuple[Run, int]] = {
-    "rn50-dgx1-fp32-1": (Run("resnet50", 112, "DGX-1-V100"), 1),
-    "rn50-dgx1-amp-1": (Run("resnet50", 256, "DGX-1-V100", "amp"), 1),
-    "rn50-a100-tf32-1": (Run("resnet50", 256, "DGX-A100", "tf32"), 1),
-    "rn50-a100-amp-1": (Run("resnet50", 256, "DGX-A100", "amp"), 1),
-    "rn50-dgx2-1": (_MXNET(), 1),
-    "rn50-dgx2-2": (_MXNET(ranks=2), 1),
-    "bertl-squad-v100-fp32-1": (Run("bert_large", 8, "DGX-1-V100", seq=384), 1),
-    "bertl-squad-v100-fp16-1": (Run("bert_large", 16, "DGX-1-V100", "fp16", seq=384), 1),
-    "bertl-squad-a100-tf32-1": (Run("bert_large", 32, "DGX-A100", "tf32", seq=384), 1),
-    "bertl-squad-a100-fp16-1": (Run("bert_large", 32, "DGX-A100", "fp16", seq=384), 1),
-    "txl-dgx1-1": (_TXL(), 192),
-    "txl-dgx1-2": (_TXL(ranks=2), 192),
-}
-PHASES: dict[str, tuple[Run, str]] = {
-    "h100-rn50-128-fwd": (Run("resnet50", 128, "H100-SXM"), "forward"),
-    "h100-rn50-128-bwd": (Run("resnet50", 128, "H100-SXM"), "backward"),
-}
 LINE_RATE = {
     "busbw-a100-3nodes": 100.0,
     "busbw-v100-ib": 12.5,
@@ -138,10 +89,11 @@ GROUPS = (
 """Rows of one group measure the same run, so that they are left out together."""
 
 OUT_OF_REACH = {
-    "fig6": "batch, network of that cluster and what 'communication' covers are unpublished",
-    "fig8": "batch is unpublished; 0.121 s and Fig. 9's 0.255 s for 32 GPUs differ twofold",
-    "fig9": "batch is unpublished, and the cluster was shared with other jobs",
-    "h100-": "which H100 and whether TF32 are unpublished; sums of a profiler's times",
+    "fig6": "depends on the batch and on the rate of that network, both unpublished",
+    "fig8": "depends on the batch and on the rate of that network, both unpublished",
+    "fig9": "batch is unpublished; from jobs on machines and networks that differed (the paper says)",
+    "h100-rn50-128-bwd": "counts idle time: spans from the first to the last kernel of an operator,"
+    " between which the profiled host was late; kernels alone are 46.0 in the same file",
     "nccl-lat": "three latencies of a formula, not a measurement; they are taken over as they are",
     "dp-gpu0-memory": "a user's own model; its batch and image size are not in the report",
     "dp-bert-v100": "'about twice' in a bug report, without batch, length or vocabulary",
@@ -155,8 +107,7 @@ OUT_OF_REACH = {
 
 def read(path: Path) -> dict[str, float]:
     """The published values by row name."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return {row["id"]: float(row["value"]) for row in csv.DictReader(file)}
+    return {point.name: point.value for point in published.points(path)}
 
 
 def reason(name: str) -> str | None:
@@ -171,20 +122,19 @@ def group(name: str) -> str:
 
 def predicted(name: str, parameters: Parameters) -> float:
     """The model's number for a row."""
-    if name in STEPS:
-        return STEPS[name].seconds(parameters)
-    if name in RATES:
-        run, per_sample = RATES[name]
-        return run.rate(per_sample, parameters)
-    if name in PHASES:
-        run, kind = PHASES[name]
-        return run.busy(kind, parameters)
+    if name in published.ASKED:
+        return point(name).of(prediction(name, parameters))
     if name in BUS:
         return _bus_bandwidth(*BUS[name])
     if name.startswith("allreduce-a100-"):
         profile = profiles.load("DGX-A100")
         return 1e6 * cost.collective_seconds("all_reduce", curve_bytes(name), 8, profile)
     raise KeyError(f"calibration.csv has a row {name!r} that nothing here predicts.")
+
+
+def point(name: str) -> published.Point:
+    """The row of that name."""
+    return next(p for p in published.points() if p.name == name)
 
 
 def without_point(name: str) -> float:
@@ -218,8 +168,8 @@ def curve_bytes(name: str) -> int:
 
 
 def fitted(name: str) -> bool:
-    """Whether the row depends on the parameters that are fitted."""
-    return name in STEPS or name in RATES
+    """Whether the row depends on the parameters that are fitted, and takes part in the fit."""
+    return name in published.ASKED and reason(name) is None
 
 
 def _bus_bandwidth(name: str, fabric: str | None, ranks: int, nodes: int) -> float:
