@@ -1,0 +1,153 @@
+"""Seeing which samples a rank reads: DataLoaders, their samplers, and what they deliver."""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+import zlib
+from collections import deque
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils._pytree import tree_leaves
+
+from labutils.inspection.facts import Facts, where
+
+_MOST = 20_000
+"""Samples of one epoch that are kept; more tell nothing new."""
+_ROW_BYTES, _LEAVES = 2048, 4
+
+
+class DataObserver:
+    """Writes down each pass over a DataLoader."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.opening: Pass | None = None
+        self.current: Pass | None = None
+        """The pass that delivered a batch last: a training step belongs to it."""
+
+    def install(self) -> None:
+        make, begin = DataLoader.__init__, DataLoader.__iter__
+        draw, deliver = _BaseDataLoaderIter._next_index, _BaseDataLoaderIter.__next__
+        observer = self
+
+        @functools.wraps(make)
+        def made(loader: Any, *args: Any, **kwargs: Any) -> None:
+            make(loader, *args, **kwargs)
+            observer.introduce(loader)
+
+        @functools.wraps(begin)
+        def begun(loader: Any) -> Any:
+            observer.opening = Pass(observer, loader)
+            try:
+                iterator = begin(loader)  # workers draw their first indices at once
+            finally:
+                observed, observer.opening = observer.opening, None
+            iterator._observed = observed
+            return iterator
+
+        @functools.wraps(draw)
+        def drawn(iterator: Any) -> Any:
+            indices = draw(iterator)
+            observed = observer.opening or getattr(iterator, "_observed", None)
+            if observed is not None:
+                observed.drew(indices)
+            return indices
+
+        @functools.wraps(deliver)
+        def delivered(iterator: Any) -> Any:
+            start = time.perf_counter()
+            batch = deliver(iterator)
+            observer.facts.data["waited_s"] += time.perf_counter() - start
+            if (observed := getattr(iterator, "_observed", None)) is not None:
+                observed.delivered(batch)
+                observer.current = observed
+            return batch
+
+        DataLoader.__init__ = made  # type: ignore[method-assign]
+        DataLoader.__iter__ = begun  # type: ignore[method-assign, assignment]
+        _BaseDataLoaderIter._next_index = drawn  # type: ignore[method-assign]
+        _BaseDataLoaderIter.__next__ = delivered  # type: ignore[method-assign]
+
+    def introduce(self, loader: Any) -> None:
+        """Write down how a loader was made."""
+        self.loaders[loader] = len(self.facts.data["loaders"])
+        sampler = loader.sampler if loader.batch_size is not None else loader.batch_sampler
+        inner = [sampler, getattr(sampler, "sampler", None), getattr(loader, "sampler", None)]
+        self.facts.add(
+            "loaders", where=where(), sampler=type(sampler).__name__,
+            replicas=getattr(sampler, "num_replicas", None), rank=getattr(sampler, "rank", None),
+            shuffle=getattr(sampler, "shuffle", None), size=_length(loader.dataset),
+            batches=_length(loader), batch_size=loader.batch_size,
+            set_epoch=any(hasattr(s, "set_epoch") for s in inner),
+            plain=type(sampler).__module__ == "torch.utils.data.sampler"
+            and "Random" in type(sampler).__name__ + "Sequential" * (inner[1] is None)
+            and loader.batch_size is not None
+            and type(loader.batch_sampler).__module__ == "torch.utils.data.sampler",
+        )  # fmt: skip
+
+
+class Pass:
+    """One pass over a loader."""
+
+    def __init__(self, observer: DataObserver, loader: Any) -> None:
+        self.dataset = loader.dataset
+        self.pending: deque[list[Any]] = deque()
+        if loader not in observer.loaders:
+            observer.introduce(loader)
+        self.fact = observer.facts.add(
+            "epochs", loader=observer.loaders[loader], where=where(), indices=[], rows=[], steps=0
+        )
+
+    def drew(self, indices: Any) -> None:
+        """The sampler has given a batch of indices (None from an IterableDataset)."""
+        self.pending.append(list(indices) if isinstance(indices, list | tuple) else [indices])
+
+    def delivered(self, batch: Any) -> None:
+        """That batch has arrived; batches arrive in the order in which they were drawn."""
+        indices = self.pending.popleft() if self.pending else []
+        if len(self.fact["indices"]) > _MOST:
+            return
+        rows = _rows(batch, None if None in indices else len(indices))
+        for position in range(max(len(rows), len(indices))):
+            index = indices[position] if position < len(indices) else None
+            self.fact["indices"].append(_resolve(self.dataset, index))
+            self.fact["rows"].append(rows[position] if position < len(rows) else [])
+
+
+def _length(sized: Any) -> int:
+    """-1 where there is none."""
+    try:
+        return len(sized)
+    except Exception:
+        return -1
+
+
+def _resolve(dataset: Dataset[Any], index: Any) -> int | None:
+    """The index in the data set at the bottom of subsets."""
+    try:
+        while isinstance(dataset, Subset):
+            index, dataset = dataset.indices[index], dataset.dataset
+        return int(index)
+    except (TypeError, ValueError, IndexError):
+        return None
+
+
+def _rows(batch: Any, size: int | None) -> list[list[int]]:
+    """For each sample of a batch, a checksum of its part of each tensor."""
+    leaves = [t for t in tree_leaves(batch) if isinstance(t, torch.Tensor) and t.dim()][:_LEAVES]
+    if not leaves or any(t.device.type != "cpu" for t in leaves):
+        return []
+    length = len(leaves[0]) if size is None else size
+    leaves = [t for t in leaves if len(t) == length]
+    return [[_row(leaf[position]) for leaf in leaves] for position in range(length)]
+
+
+def _row(value: torch.Tensor) -> int:
+    flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    return zlib.crc32(flat[:_ROW_BYTES].numpy())

@@ -1,0 +1,139 @@
+"""Mistakes with the run itself: group, devices, checkpoints, and how it ended."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from labutils.inspection.findings import Finding, Seen
+from labutils.launch.run import RankTimeout
+
+_NO_SUCH_GPU = re.compile(r"invalid device ordinal|no such device|there (is|are) only", re.I)
+
+
+def find(seen: Seen) -> Iterator[Finding]:
+    """All that is wrong with the run."""
+    yield from _group(seen)
+    yield from _devices(seen)
+    yield from _saves(seen)
+    yield from _ended(seen)
+
+
+def _group(seen: Seen) -> Iterator[Finding]:
+    made = [f for facts in seen.ranks for f in facts["groups"] if f["what"] == "made"]
+    if seen.world > 1 and seen.ranks and not made and seen.run.failure is None:
+        yield Finding(
+            "no-group", "The ranks never join a process group",
+            f"init_process_group was not called on any of {seen.world} ranks, so each did the same "
+            "work on its own.",
+            "Call torch.distributed.init_process_group() first; torchrun has set what it needs.",
+        )  # fmt: skip
+
+
+def _devices(seen: Seen) -> Iterator[Finding]:
+    """GPUs chosen by the rank, which is right on the first node only; GPUs that ranks share."""
+    chosen = {
+        facts["rank"]: (facts, facts["models"][0]) for facts in seen.ranks if facts["models"]
+    }  # fmt: skip
+    failed = seen.run.failure.rank if seen.run.failure is not None else None
+    facts = next((f for f in seen.ranks if f["rank"] == failed), None)
+    text = str(seen.run.failure).split("\n")[0]
+    if facts and facts["rank"] != facts["local_rank"] and _NO_SUCH_GPU.search(text):
+        yield _rank_for_local_rank(facts, text, _failing_line(seen))
+        return
+    wrong = [
+        (f, model) for f, model in chosen.values()
+        if model["index"] == f["rank"] != f["local_rank"]
+    ]  # fmt: skip
+    if wrong:
+        f, model = wrong[0]
+        yield _rank_for_local_rank(f, f"its model is on {model['device']}", model["where"])
+        return
+    yield from _shared_gpu(list(chosen.values()))
+
+
+def _rank_for_local_rank(facts: dict[str, Any], evidence: str, where: str) -> Finding:
+    return Finding(
+        "rank-for-local-rank", "The GPU is chosen by the rank instead of the local rank",
+        f"Rank {facts['rank']} is local rank {facts['local_rank']} of its node, which has GPUs 0 "
+        f"to {facts['local_size'] - 1}: {evidence}",
+        'Choose the GPU by int(os.environ["LOCAL_RANK"]).', where, (facts["rank"],),
+    )  # fmt: skip
+
+
+def _failing_line(seen: Seen) -> str:
+    found = re.search(r"^  (\S.*, line \d+)", str(seen.run.failure), re.MULTILINE)
+    return found[1].split(", in ")[0] if found else ""
+
+
+def _shared_gpu(chosen: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[Finding]:
+    ranks = defaultdict(list)
+    for facts, model in chosen:
+        if model["index"] >= 0:
+            node = facts["rank"] // facts["local_size"]
+            ranks[node, model["device"]].append((facts["rank"], model["where"]))
+    for (_, device), users in ranks.items():
+        if len(users) > 1:
+            yield Finding(
+                "shared-gpu", f"{len(users)} ranks compute on the same GPU",
+                f"The models of ranks {', '.join(str(rank) for rank, _ in users)} are all on "
+                f"{device}.",
+                "Give each rank the GPU of its local rank: torch.cuda.set_device(local_rank).",
+                users[0][1], tuple(rank for rank, _ in users),
+            )  # fmt: skip
+            return
+
+
+def _saves(seen: Seen) -> Iterator[Finding]:
+    writers = defaultdict(list)
+    for facts in seen.ranks:
+        for save in facts["saves"]:
+            writers[save["path"]].append((facts["rank"], save))
+    for path, saves in writers.items():
+        ranks = tuple(sorted({rank for rank, _ in saves}))
+        if len(ranks) > 1:
+            yield Finding(
+                "saved-by-every-rank", f"{len(ranks)} ranks write the same checkpoint",
+                f"torch.save wrote {path} on each of them; they may tear it, and all but one "
+                "write in vain.",
+                "Save on rank 0 only (if dist.get_rank() == 0), to a temporary name, then "
+                "os.replace.", saves[0][1]["where"], ranks,
+            )  # fmt: skip
+            break
+    prefixed = [s for facts in seen.ranks for s in facts["saves"] if s["prefixed"]]
+    if prefixed:
+        yield Finding(
+            "module-prefix", 'The checkpoint has the names of DDP ("module.…")',
+            f"{prefixed[0]['path']} loads into a DistributedDataParallel only.",
+            "Save ddp.module.state_dict().", prefixed[0]["where"], mistake=False,
+        )  # fmt: skip
+
+
+def _ended(seen: Seen) -> Iterator[Finding]:
+    failure = seen.run.failure
+    if failure is None:
+        if seen.stopped:
+            yield Finding(
+                "stopped", "The time limit ended the script; this is what was seen until then",
+                "It was still getting on.", "Give it a smaller task, or a larger limit.",
+                mistake=False,
+            )  # fmt: skip
+        return
+    text = str(failure)
+    first = text.split("\n")[0]
+    if any(f.kind in ("rank-for-local-rank", "unequal-steps") for f in seen.findings):
+        return  # that is why
+    where, ranks = _failing_line(seen), (failure.rank,) if failure.rank is not None else ()
+    if "CollectiveMismatch" in first or isinstance(failure, RankTimeout):
+        yield Finding(
+            "collectives-differ", "The ranks do not make the same collective calls", text,
+            "Every rank of the group must make the same calls in the same order: look for a "
+            "collective inside an if on the rank, or in a loop of unequal length.", where, ranks,
+        )  # fmt: skip
+    else:
+        yield Finding(
+            "failed", "The script failed", text, "Mend the error; what follows was seen before it.",
+            where, ranks,
+        )  # fmt: skip
