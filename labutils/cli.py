@@ -15,6 +15,10 @@ from importlib import import_module
 COMMANDS = {
     "run": ("labutils.batch", "execute the labs without a browser and write a summary"),
     "doctor": ("labutils.doctor", "check that this machine is ready for the labs"),
+    "slurm": ("labutils.cluster.slurm", "write a Slurm batch script for training on several nodes"),
+    "ssh": ("labutils.cluster.ssh", "train on several machines that ssh reaches"),
+    "preflight": ("labutils.cluster.preflight", "let the nodes of a job check each other (jobs run it)"),
+    "class-report": ("labutils.class_report", "which exercises a class has solved, from its notebooks"),
     "predict": ("labutils.timing.command", "predict a training step on other hardware"),
     "measure-hardware": ("labutils.timing.measure", "measure this machine, and write a profile"),
     "refresh": ("labutils.notebooks", "execute the labs in place, for stored outputs (authors)"),

@@ -27,6 +27,8 @@ FRONT_END = {"jupyterlab": 4, "ipywidgets": 8, "jupyterlab_widgets": 3, "anywidg
 """Packages that the live view needs, with the major version that fits."""
 
 _MIB, _GIB = 1 << 20, 1 << 30
+SHM_PROBLEM, SHM_WARNING = 256 * _MIB, _GIB
+"""Bytes of ``/dev/shm`` below which DataLoader workers fail, or may."""
 _INSTALL = "run `make setup`, or pip install --constraint constraints.txt --editable ."
 
 
@@ -126,9 +128,9 @@ def check_shared_memory() -> Iterator[Finding]:
     way_out = "docker run --shm-size=2g; on Kubernetes mount an emptyDir of medium Memory there"
     if size is None:
         yield Finding("/dev/shm", OK, "not used on this system")
-    elif size < 256 * _MIB:
+    elif size < SHM_PROBLEM:
         yield Finding("/dev/shm", PROBLEM, f"{size / _MIB:.0f} MiB", way_out)
-    elif size < _GIB:
+    elif size < SHM_WARNING:
         yield Finding("/dev/shm", WARNING, f"{size / _MIB:.0f} MiB", way_out)
     else:
         yield Finding("/dev/shm", OK, f"{size / _GIB:.1f} GiB")
