@@ -13,6 +13,7 @@ import torch
 from labutils.launch import output, wire
 from labutils.launch.group import device
 from labutils.launch.pool import Ranks, StartError
+from labutils.launch.processes import forking_is_safe
 from labutils.launch.run import RankFailure, RankTimeout, Run, check_timeout
 from labutils.launch.world import World
 
@@ -32,6 +33,9 @@ def launch(
     checked: bool = True,
     collect: bool = False,
     record: bool = True,
+    network: str | None = None,
+    bandwidth: str | None = None,
+    delay: str | None = None,
 ) -> Run:
     """Run a function of this notebook on ``ranks`` processes (per node), as torchrun would.
 
@@ -54,6 +58,9 @@ def launch(
         checked: compare each collective across ranks before it runs.
         collect: show what ranks print at the end, in rank order, instead of as it comes.
         record: write spans, collectives and memory to the run's directory, for ``run.trace``.
+        network: "namespaces" gives each node an address, an interface and a host name of its own
+            (Linux, root, iproute2; elsewhere the cell says so, and the loopback device serves).
+        bandwidth, delay: what that network is limited to, e.g. ``"1gbit"`` and ``"2ms"``.
 
     Returns:
         The :class:`Run`; ``run.results[rank]`` is what ``fn`` returned there.
@@ -72,7 +79,10 @@ def launch(
     world = World(ranks, nodes)
     packed = wire.pack_call(fn, tuple(args), dict(kwargs or {}))
     name = getattr(fn, "__name__", "a function")
-    return _run(world, ("call", {}), packed, name, timeout, watch, block, checked, collect, record)
+    shape = network_shape(nodes, network, bandwidth, delay)
+    return _run(
+        world, ("call", {}), packed, name, timeout, watch, block, checked, collect, record, shape
+    )
 
 
 def torchrun(
@@ -86,6 +96,9 @@ def torchrun(
     checked: bool = False,
     collect: bool = False,
     record: bool = True,
+    network: str | None = None,
+    bandwidth: str | None = None,
+    delay: str | None = None,
 ) -> Run:
     """Run a script under torchrun, with ``arguments`` on its command line; see :func:`launch`.
 
@@ -101,24 +114,20 @@ def torchrun(
     details = {"script": path, "arguments": [str(argument) for argument in arguments]}
     name = os.path.basename(path)
     return _run(
-        world, ("script", details), None, name, timeout, watch, block, checked, collect, record
-    )
+        world, ("script", details), None, name, timeout, watch, block, checked, collect, record,
+        network_shape(nodes, network, bandwidth, delay),
+    )  # fmt: skip
 
 
 def _run(
     world: World, message: tuple[str, dict[str, Any]], packed: wire.Packed | None, name: str,
     timeout: float | None, watch: bool, block: bool, checked: bool, collect: bool, record: bool,
+    shape: tuple[str | None, str | None] | None,
 ) -> Run:  # fmt: skip
     script = message[0] == "script"
-    if script or world.nodes > 1:
-        from labutils.launch.job import JobRanks
-
-        kind: type[Ranks] = JobRanks
-    else:
-        kind = Ranks
     if 0 < world.gpus < world.size:
         output.to_cell(f"{world.about()}\n")
-    started = kind(world)
+    started = _job(world, shape) if script or world.nodes > 1 else Ranks(world)
     started.start(group=not script)
     try:
         run = Run(
@@ -138,6 +147,42 @@ def _run(
         if collect:
             output.to_cell(output.in_rank_order(run.logs, output.coloured()))
     return run
+
+
+def _job(world: World, shape: tuple[str | None, str | None] | None) -> Ranks:
+    if forking_is_safe():
+        from labutils.launch.forked import ForkedJobRanks
+
+        return ForkedJobRanks(world, shape)
+    from labutils.launch.job import JobRanks
+
+    return JobRanks(world)
+
+
+def network_shape(
+    nodes: int, network: str | None, bandwidth: str | None, delay: str | None
+) -> tuple[str | None, str | None] | None:
+    """The bandwidth and delay of a network of namespaces; None, with a reason in the cell where
+    one was asked for, for the loopback device.
+
+    Raises ValueError for arguments that make no sense.
+    """
+    from labutils.launch import network as networks
+
+    networks.bits_per_second(bandwidth), networks.seconds(delay)
+    if network is None and (bandwidth or delay):
+        raise ValueError("bandwidth and delay shape a network: pass network='namespaces' as well.")
+    if network is None:
+        return None
+    if network != "namespaces":
+        raise ValueError(f"network={network!r} is not known: choose 'namespaces', or None.")
+    if nodes < 2:
+        raise ValueError("network='namespaces' joins nodes: choose nodes=2 or more.")
+    reason = networks.missing() if forking_is_safe() else "Network namespaces need forked ranks."
+    if reason:
+        output.to_cell(f"{reason} The nodes share the loopback device, which nothing shapes.\n")
+        return None
+    return bandwidth, delay
 
 
 def _live_view(title: str) -> Any:

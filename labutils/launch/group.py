@@ -84,16 +84,10 @@ def install(config: dict[str, Any]) -> None:
                 "world_size": config["world_size"],
             }
             init_method = None
-        original(_backend(backend, config["backend"]), init_method, *args, **more)
+        original(backend or config["backend"], init_method, *args, **more)
 
     for module in (dist, distributed_c10d):
         module.init_process_group = init_process_group  # type: ignore[attr-defined]
-
-
-def _backend(asked: Any, default: str) -> Any:
-    """Gloo serves virtual GPUs as well."""
-    backend = asked or default
-    return "cpu:gloo,vgpu:gloo" if backend == "gloo" and _device.type == "vgpu" else backend
 
 
 def _fresh_store() -> dist.Store:

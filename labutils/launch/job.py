@@ -1,5 +1,7 @@
 """Jobs: ranks that torchrun starts, one agent per node, each agent under a guard.
 
+Where forking is safe, :mod:`labutils.launch.forked` starts agents and ranks faster.
+
 On this machine several agents rehearse several nodes, with the same rendezvous as in production.
 The rendezvous and the process group's store are in the notebook, on the loopback address, so
 nothing else listens and no port is chosen.  Each rank connects back through a socket that only this
@@ -24,7 +26,7 @@ from labutils.launch.processes import Process, adopt, python
 from labutils.launch.wire import Channel
 from labutils.launch.world import World
 
-_EXIT = re.compile(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+EXIT = re.compile(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 _AGENT_S = 8.0  # how long an agent may take to say how its rank ended
 
 
@@ -62,7 +64,7 @@ class Agent:
 class JobProcess:
     """A rank that torchrun has started; its agent knows how it ended."""
 
-    def __init__(self, rank: int, agents: list[Agent]) -> None:
+    def __init__(self, rank: int, agents: list[Any]) -> None:
         self.rank, self.pid, self._agents = rank, 0, agents
         self.channel: Channel
         self.output: socket.socket
@@ -70,7 +72,7 @@ class JobProcess:
         self._gone_at = 0.0
 
     def exit_code(self) -> int | None:
-        if self._code is None and (not self.pid or not _exists(self.pid)):
+        if self._code is None and (not self.pid or not exists(self.pid)):
             self._gone_at = self._gone_at or time.monotonic()
             self._code = self._reported()
             if self._code is None and time.monotonic() > self._gone_at + _AGENT_S:
@@ -79,13 +81,17 @@ class JobProcess:
 
     def _reported(self) -> int | None:
         for agent in self._agents:
-            for rank, code in _EXIT.findall(agent.log()):
+            for rank, code in EXIT.findall(agent.log()):
                 if int(rank) == self.rank:
                     return int(code)
-        return 0 if self._agents and all(agent.ended() for agent in self._agents) else None
+        if not (self._agents and all(agent.ended() for agent in self._agents)):
+            return None
+        # Of several that end, an agent names one or all; it has ended those that it does not name.
+        failed = any(EXIT.search(agent.log()) for agent in self._agents)
+        return -signal.SIGTERM if failed else 0
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        if self.pid and self._code is None and _exists(self.pid):
+        if self.pid and self._code is None and exists(self.pid):
             with contextlib.suppress(OSError):
                 os.kill(self.pid, number)
 
@@ -95,7 +101,7 @@ class JobProcess:
                 getattr(self, name).close()
 
 
-def _exists(pid: int) -> bool:
+def exists(pid: int) -> bool:
     """Whether the process lives; one that has ended and waits for its agent does not."""
     import psutil
 
@@ -112,7 +118,7 @@ class JobRanks(Ranks):
         if sys.platform == "win32":
             raise RuntimeError("torchrun jobs need Linux or macOS; use nodes=1 here.")
         super().__init__(world)
-        self.agents: list[Agent] = []
+        self.agents: list[Any] = []
 
     def create_processes(self) -> None:
         self.processes = [JobProcess(rank, self.agents) for rank in range(self.world.size)]

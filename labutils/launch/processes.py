@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from typing import IO, Any, Protocol
 
-from labutils.launch.server import STATUS
+from labutils.launch.server import HELPER, RANK, STATUS
 from labutils.launch.wire import Channel
 
 
@@ -101,9 +103,9 @@ class ForkServer:
     def pid(self) -> int:
         return self._process.pid
 
-    def fork(self, *sockets: socket.socket) -> None:
-        """Ask for a rank that has these sockets: its channel, its output, its handle."""
-        socket.send_fds(self._requests, [b"F"], [sock.fileno() for sock in sockets])
+    def fork(self, *sockets: Any, what: bytes = RANK) -> None:
+        """Ask for a process that has these sockets or files: its channel, output and handle."""
+        socket.send_fds(self._requests, [what], [sock.fileno() for sock in sockets])
 
     def last_words(self) -> str:
         """What the server said before it ended; "" while it lives."""
@@ -142,18 +144,19 @@ def close_fork_server() -> None:
         server.close()
 
 
-class ForkedProcess:
-    """A rank forked from the server."""
+class Forked:
+    """What the notebook holds of a process that the server has forked: its handle."""
 
     def __init__(self) -> None:
-        self.server, self.pid = fork_server(), 0
-        pairs = [socket_pair() for _ in range(3)]
-        self.server.fork(*(theirs for _, theirs in pairs))
-        for _, theirs in pairs:
-            theirs.close()
-        self.channel, self.output, self._handle = Channel(pairs[0][0]), pairs[1][0], pairs[2][0]
+        self.server = fork_server()
+        self._handle, self._theirs = socket_pair()
         self._handle.setblocking(False)
         self._code: int | None = None
+
+    def _fork(self, channel: socket.socket, output: Any, what: bytes) -> None:
+        self.server.fork(channel, output, self._theirs, what=what)
+        for end in (channel, self._theirs):
+            end.close()
 
     def exit_code(self) -> int | None:
         if self._code is None:
@@ -171,9 +174,54 @@ class ForkedProcess:
         with contextlib.suppress(OSError):
             self._handle.send(bytes([number]))
 
+
+class ForkedProcess(Forked):
+    """A rank forked from the server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pid = 0
+        (channel, its_channel), (self.output, its_output) = socket_pair(), socket_pair()
+        self._fork(its_channel, its_output, RANK)
+        its_output.close()
+        self.channel = Channel(channel)
+
     def close(self) -> None:
         for sock in (self._handle, self.output, self.channel):
             sock.close()
+
+
+class Helper(Forked):
+    """A process that runs ``module:function(channel, *arguments)``, see :mod:`.helper`.
+
+    ``channel`` carries messages of at most ``helper.LONGEST`` bytes, each of them whole.
+    """
+
+    def __init__(self, target: str, *arguments: Any, environ: dict[str, str]) -> None:
+        super().__init__()
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the helper
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel = adopt(ours)
+        self._fork(theirs, self._log, HELPER)
+        order = (target, arguments, environ, os.getcwd(), sys.path)
+        self.channel.send(pickle.dumps(order))
+
+    def ended(self) -> bool:
+        return self.exit_code() is not None
+
+    def log(self) -> str:
+        """What it has printed."""
+        position = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), position, 0).decode(errors="replace")
+
+    def close(self, limit_s: float = 4.0) -> None:
+        """End it and all in its process group; returns when it is gone."""
+        self.kill()
+        deadline = time.monotonic() + limit_s
+        while not self.ended() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        self._handle.close()
+        self.channel.close()
 
 
 class SpawnedProcess:

@@ -4,9 +4,10 @@ Ranks are forked from here, never from the notebook's kernel: a kernel that has 
 threads and locks that a forked child would wait for for ever.  The server runs no torch operation,
 opens no GPU and starts no thread.
 
-The notebook sends one byte with three sockets (the rank's channel, its output, its *handle*).  The
-server keeps the handle: a byte that arrives there is a signal to send to the rank, its closing
-means "kill", and the exit status goes back through it.  When the notebook's process is gone,
+The notebook sends one byte, which says what to be (a rank, or a helper such as a torchrun agent),
+with three descriptors: a channel, an output, and a *handle*.  The server keeps the handle: a byte
+that arrives there is a signal to send to the process, its closing means "kill", and the exit status
+goes back through it.  When the notebook's process is gone,
 however it went, everything that was started here is killed.
 """
 
@@ -35,7 +36,10 @@ PRELOAD = (
 LATER = ("torch._dynamo",)
 """Imported once nobody is waiting: the first ``DDP()`` needs it, the first launch does not."""
 
-_IDLE_S = 1.0  # nobody is waiting when nobody has asked for so long, and no rank is alive
+RANK, HELPER = b"F", b"H"
+"""What a process is to be: a rank, or what :mod:`labutils.launch.helper` is told."""
+
+_IDLE_S = 0.1, 1.0  # nobody is waiting when nobody has asked for so long: no rank alive, some alive
 _POLL_S = 0.5  # how often the parent's life is checked, should a copy of its sockets outlive it
 
 
@@ -105,7 +109,7 @@ class Server:
         signal.set_wakeup_fd(self.wake_write)
         asked, waiting_to_load = time.monotonic(), True
         while os.getppid() == self.parent:
-            if waiting_to_load and not self.handles and time.monotonic() > asked + _IDLE_S:
+            if waiting_to_load and time.monotonic() > asked + _IDLE_S[bool(self.handles)]:
                 load(LATER)
                 waiting_to_load = False
             for key, _ in self.selector.select(_POLL_S):
@@ -136,14 +140,14 @@ class Server:
         channel, output, handle = fds
         pid = os.fork()
         if pid == 0:
-            self.become_rank(channel, output, handle)
+            self.become(data, channel, output, handle)
         for fd in (channel, output):
             os.close(fd)
         self.handles[pid] = sock = socket.socket(fileno=handle)
         self.selector.register(sock, selectors.EVENT_READ, pid)
 
-    def become_rank(self, channel: int, output: int, handle: int) -> None:
-        """In the child: forget the server's own descriptors, then be a rank.  Does not return."""
+    def become(self, what: bytes, channel: int, output: int, handle: int) -> None:
+        """In the child: forget the server's own descriptors, then do its work.  Never returns."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -155,9 +159,14 @@ class Server:
                 sock.close()
             for fd in (handle, self.wake_read, self.wake_write):
                 os.close(fd)
-            import labutils.launch.rank as rank
+            if what == HELPER:
+                import labutils.launch.helper as helper
 
-            code = rank.main(socket.socket(fileno=channel), socket.socket(fileno=output))
+                code = helper.main(socket.socket(fileno=channel), output)
+            else:
+                import labutils.launch.rank as rank
+
+                code = rank.main(socket.socket(fileno=channel), socket.socket(fileno=output))
         finally:
             os._exit(code)
 
