@@ -1,29 +1,33 @@
 """``lab.what_if``: move a slider, see one training step on other hardware.
 
-The sliders are widgets; the pictures beside them are ordinary output, so that they stay in the
-notebook, and a notebook that is executed without a browser shows them as well.
+The sliders are widgets; the sentence and the pictures under them are ordinary output, so that they
+stay in the notebook, and a notebook that is executed without a browser shows them as well.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
-from collections.abc import Sequence
+import html
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labutils.timing import profiles
+from labutils.timing.library import NotRecorded
 from labutils.timing.predict import Prediction, Question
+from labutils.timing.recording import CATEGORIES
 from labutils.timing.scaled import recording
+from labutils.virtual.memory import size
 
 if TYPE_CHECKING:
     from labutils.figures import TraceFigure
+    from labutils.sliders import Sliders
+    from labutils.timing.aside import Ahead
 
 WORLDS = (1, 2, 4, 8, 16, 64, 256, 1024)
 """GPUs at the points of the scaling curve."""
 
-IDLE_S = 0.5
-"""Pause between two recordings that nobody waits for."""
+PAUSE_S = 0.15
+"""From the answer to a slider to the slower of its pictures, if no other move comes between."""
 
 CHOICES: dict[str, Sequence[Any]] = {
     "nodes": (1, 2, 4, 8, 16, 32, 64, 128),
@@ -35,14 +39,12 @@ CHOICES: dict[str, Sequence[Any]] = {
 LABELS = {
     "gpus": "GPUs per node",
     "nodes": "nodes",
-    "fabric": "link",
-    "bucket_cap_mb": "bucket [MiB]",
     "batch": "batch per GPU",
     "accumulate": "accumulate",
+    "bucket_cap_mb": "bucket [MiB]",
     "precision": "precision",
+    "fabric": "link of nodes",
 }
-CONTROLS = "sliders: " + ", ".join(LABELS.values())
-"""What stands in place of the sliders where there are no widgets."""
 
 
 class WhatIf:
@@ -60,12 +62,11 @@ class WhatIf:
         }  # fmt: skip
         self.model, self.hardware = model, hardware
         self.prediction: Prediction
-        self.curve: list[tuple[int, float]] = []
-        """(GPUs, samples per second), full nodes."""
         self._handles: list[Any] = []
-        self._sliders: dict[str, Any] = {}
-        self._waiting: list[tuple[str, int]] | None = None
-        self._answer(self.asked)
+        self._sliders: Sliders | None = None
+        self._ahead: Ahead | None = None
+        self._curve_later: asyncio.TimerHandle | None = None
+        self._answer(self._question(self.asked), self.asked)
 
     def set(self, **changes: Any) -> WhatIf:
         """Change some of the arguments, and all that is shown.
@@ -73,45 +74,61 @@ class WhatIf:
         Raises:
             ValueError: as ``lab.predict``; what is shown stays as it was.
         """
-        self._answer({**self.asked, **changes})
-        for name, value in changes.items():
-            if name in self._sliders and self._sliders[name].value != value:
-                self._sliders[name].value = value
-        self._redraw()
+        asked = {**self.asked, **changes}
+        self._answer(self._question(asked), asked)
+        if self._sliders is not None:
+            self._sliders.set(**changes)
+        self._redraw(0, 1, 2)
         return self
 
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """(GPUs, samples per second), full nodes."""
+        if self._curve is None:
+            self._curve = self._asked_question.curve(WORLDS)
+        return self._curve
+
+    def sentence(self) -> str:
+        """What is shown, of what, and its main numbers."""
+        asked, found = self.asked, self.prediction
+        world, share = asked["gpus"] * asked["nodes"], found.memory_bytes["peak"]
+        passes = f" × {asked['accumulate']} passes" if asked["accumulate"] > 1 else ""
+        link = f" on {asked['nodes']} nodes over {asked['fabric']}" if asked["nodes"] > 1 else ""
+        out = "" if found.fits else " It does not fit, so the times are what they would be."
+        return (
+            f"Simulated: one training step of {self._asked_question.name} in "
+            f"DistributedDataParallel on {world:,} × {self.hardware.gpu.name}{link}, "
+            f"batch {asked['batch']} per GPU{passes}, {asked['precision']}, buckets of "
+            f"{asked['bucket_cap_mb']} MiB. It takes {found.step_s * 1e3:.1f} ms: "
+            f"{found.samples_per_s:,.0f} samples/s, {found.efficiency:.0%} of what "
+            f"{world:,} GPUs without each other would do, with "
+            f"{found.exposed_communication_s * 1e3:.1f} ms of communication that no computation hides. Each GPU holds up to {size(share)} of "
+            f"{size(self.hardware.gpu.memory_bytes)}.{out}"
+        )
+
     def summary(self) -> str:
-        """The numbers behind the pictures, in plain text."""
-        asked, world = self.asked, self.asked["gpus"] * self.asked["nodes"]
-        link = f" over {asked['fabric']}" if asked["nodes"] > 1 else ""
-        lines = [
-            f"{world} x {self.hardware.gpu.name}{link}, batch {asked['batch']} per GPU x "
-            f"{asked['accumulate']}, {asked['precision']}, buckets of {asked['bucket_cap_mb']} MiB",
-            repr(self.prediction),
+        """The sentence, and the numbers behind the pictures, in plain text."""
+        memory = self.prediction.memory_bytes
+        return "\n".join([
+            self.sentence(),
             *self.prediction.notes,
+            "memory per GPU: " + ", ".join(f"{name} {size(memory[name])}" for name in CATEGORIES),
             "GPUs       " + " ".join(f"{n:>9,}" for n, _ in self.curve),
             "samples/s  " + " ".join(f"{rate:>9,.0f}" for _, rate in self.curve),
-        ]
-        return "\n".join(lines)
+        ])  # fmt: skip
 
     def pictures(self) -> tuple[TraceFigure, TraceFigure]:
-        """The step on one GPU with its memory, and the scaling curve."""
-        from labutils import curves, figures
-
-        asked = self.asked
-        title = f"one step on {asked['gpus'] * asked['nodes']:,} GPUs, as GPU 0 has it"
-        here = asked["gpus"] * asked["nodes"], self.prediction.samples_per_s
-        step = figures.overview(self.prediction.trace, host=False, title=title)
-        return step, curves.scaling(self.curve, here, self.hardware.name)
+        """The step on one GPU; its memory by category beside the scaling curve."""
+        return self._step_picture(), self._below_picture()
 
     def show(self) -> None:
-        """Display the sliders and the pictures."""
+        """Display the sliders, the sentence and the pictures."""
         from IPython.display import display
 
-        display(self._controls(), raw=True)
+        display(self._controls().bundle(), raw=True)
         self._handles = [
-            display(bundle, raw=True, metadata=metadata, display_id=True)
-            for bundle, metadata in self._bundles()
+            display(data, raw=True, metadata=metadata, display_id=True)
+            for data, metadata in (make() for make in self._parts())
         ]
 
     _ipython_display_ = show
@@ -119,90 +136,149 @@ class WhatIf:
     def __repr__(self) -> str:
         return self.summary()
 
-    def _answer(self, asked: dict[str, Any]) -> None:
-        question = Question(self.model, strategy="ddp", record=recording, **asked)
+    # ------------------------------------------------------------------------------------- answers
+
+    def _question(self, asked: dict[str, Any], record: Any = recording) -> Question:
+        return Question(self.model, strategy="ddp", record=record, **asked)
+
+    def _answer(self, question: Question, asked: dict[str, Any]) -> None:
         self.prediction = question.answer()
         place = {"gpus": 0, "nodes": 0}  # the curve is the same wherever on it one stands
-        if {**asked, **place} != {**self.asked, **place} or not self.curve:
-            self.curve = question.curve(WORLDS)
-        self.asked = asked
+        before = getattr(self, "_asked_question", None)
+        if before is None or {**asked, **place} != {**self.asked, **place}:
+            self._curve: list[tuple[int, float]] | None = None
+        self._asked_question, self.asked = question, asked
 
-    def _redraw(self) -> None:
-        if self._handles:
-            for handle, (bundle, metadata) in zip(self._handles, self._bundles(), strict=True):
-                handle.update(bundle, raw=True, metadata=metadata)
+    def _moved(self, values: dict[str, Any]) -> None:
+        """A slider was moved: answer at once, or say that a recording has to be made first."""
+        from labutils.timing.aside import stored
 
-    def _bundles(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """(data, metadata) of the two pictures; the text is that of the numbers."""
-        from labutils.figures import png_metadata
-
-        found = []
-        for figure, text in zip(self.pictures(), (self.summary(), "scaling curve"), strict=True):
-            data = {"image/png": _quick_png(figure), "text/plain": text}
-            found.append((data, {"image/png": png_metadata(figure.description)}))
-        return found
-
-    def _controls(self) -> dict[str, Any]:
-        """The display data of the sliders."""
-        widgets = _ipywidgets()
-        choices = {
-            "gpus": tuple(range(1, self.hardware.gpus + 1)),
-            "fabric": (None, *profiles.fabrics()),
-            **CHOICES,
-        }
-        for name, label in LABELS.items():
-            options = list(dict.fromkeys([*choices[name], self.asked[name]]))
-            if all(isinstance(option, (int, float)) for option in options):
-                options.sort()
-            style: dict[str, Any] = {"style": {"description_width": "110px"}}
-            kind = widgets.Dropdown
-            if name not in ("fabric", "precision"):
-                kind, style = widgets.SelectionSlider, {**style, "continuous_update": False}
-            self._sliders[name] = kind(
-                options=options, value=self.asked[name], description=label, **style
-            )
-            self._sliders[name].observe(self._moved, "value")
-        self._message = widgets.Label()
-        box = widgets.VBox([*self._sliders.values(), self._message])
-        view = {"version_major": 2, "version_minor": 0, "model_id": box.model_id}
-        return {"application/vnd.jupyter.widget-view+json": view, "text/plain": CONTROLS}
-
-    def _moved(self, change: dict[str, Any]) -> None:
-        """A slider was moved."""
-        values = {name: slider.value for name, slider in self._sliders.items()}
-        if all(self.asked[name] == value for name, value in values.items()):
+        sliders, asked = self._controls(), {**self.asked, **values}
+        sliders.message = ""
+        if asked == self.asked:
             return
-        self._message.value = "recording …"
+        if self._curve_later is not None:
+            self._curve_later.cancel()  # its picture would be of no use any more
         try:
-            self._answer({**self.asked, **values})
-            self._message.value = ""
+            self._answer(self._question(asked, stored), asked)
+        except NotRecorded:
+            self._record(asked)
         except ValueError as error:
-            self._message.value = str(error)
-            return
-        self._redraw()
-        self._ahead()
+            sliders.message = f"{error} The pictures show the setting before."
+        else:
+            self._redraw(0, 1)
+            self._curve_later = _after(PAUSE_S, lambda: self._redraw(2))
 
-    def _ahead(self) -> None:
-        """Record, when the kernel is idle, what other positions of the sliders will need."""
-        if self._waiting is not None:
-            return
-        self._waiting = [(p, n) for p in CHOICES["precision"] for n in (1, 2) if p != "tf32"]
-        with contextlib.suppress(RuntimeError):  # without an event loop there is no idle time
-            asyncio.get_running_loop().call_later(IDLE_S, self._record_one)
+    # ---------------------------------------------------------------------------------- recordings
 
-    def _record_one(self) -> None:
-        if not self._waiting:
+    def _record(self, asked: dict[str, Any]) -> None:
+        """Have the recording of a setting made while the notebook goes on."""
+        accumulating = ", accumulating" if asked["accumulate"] > 1 else ""
+        self._controls().message = (
+            f"Recording a step in {asked['precision']}{accumulating}, for the first time: some "
+            "seconds. Until then the pictures show the setting before."
+        )
+        self._recorder().want({"model": self.model, "strategy": "ddp", **asked}, urgent=True)
+
+    def _recorder(self) -> Ahead:
+        from labutils.timing.aside import Ahead
+
+        if self._ahead is None:
+            loop = _loop()
+            self._ahead = Ahead(
+                lambda asked, error: loop and loop.call_soon_threadsafe(self._recorded, error)
+            )
+        return self._ahead
+
+    def _recorded(self, error: Exception | None) -> None:
+        """A setting has been recorded, or could not be; perhaps the one that is waited for."""
+        sliders = self._controls()
+        asked = {**self.asked, **sliders.values}
+        if asked == self.asked:
             return
-        precision, passes = self._waiting.pop(0)
-        with contextlib.suppress(ValueError):  # what fails is told when it is asked for
-            asked = {**self.asked, "precision": precision, "accumulate": passes}
-            Question(self.model, strategy="ddp", record=recording, **asked)
-        asyncio.get_running_loop().call_later(IDLE_S, self._record_one)
+        if error is None:
+            self._moved(sliders.values)
+        elif isinstance(error, ValueError):
+            sliders.message = f"{error} The pictures show the setting before."
+        else:  # no other process can record this model: then this one does, while all wait
+            self.set(**sliders.values)
+
+    def _record_others(self) -> None:
+        """Record what other positions of the sliders will need, since somebody is looking."""
+        several = max(2, self.asked["accumulate"])
+        for passes in (1, several):
+            for precision in dict.fromkeys([self.asked["precision"], *CHOICES["precision"]]):
+                asked = {**self.asked, "precision": precision, "accumulate": passes}
+                self._recorder().want({"model": self.model, "strategy": "ddp", **asked})
+
+    # ------------------------------------------------------------------------------------ the display
+
+    def _controls(self) -> Sliders:
+        if self._sliders is None:
+            from labutils.sliders import Sliders
+
+            choices = {
+                "gpus": range(1, self.hardware.gpus + 1),
+                "fabric": profiles.fabrics(),  # and none, where the machine has none
+                **CHOICES,
+            }
+            self._sliders = Sliders(choices, LABELS, self.asked, self._moved)
+            self._sliders.when_seen(self._record_others)
+        return self._sliders
+
+    def _redraw(self, *parts: int) -> None:
+        """Draw some of the parts that are on display anew."""
+        if self._handles:
+            make = self._parts()
+            made = [(self._handles[part], *make[part]()) for part in parts]
+            for handle, data, metadata in made:  # together, so that they always agree
+                handle.update(data, raw=True, metadata=metadata)
+
+    def _parts(self) -> tuple[Callable[[], tuple[dict[str, Any], dict[str, Any]]], ...]:
+        """What makes (data, metadata) of the sentence and of the pictures."""
+        from labutils import curves
+
+        return (
+            self._words,
+            lambda: curves.display_data(self._step_picture()),
+            lambda: curves.display_data(self._below_picture()),
+        )
+
+    def _words(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        from labutils.sliders import ALONE
+
+        first, _, rest = self.sentence().partition(": ")
+        notes = "".join(
+            f'<p role="alert"><strong>{html.escape(note)}</strong></p>'
+            for note in self.prediction.notes
+        )
+        text = f"{ALONE}<p><strong>{first}:</strong> {html.escape(rest)}</p>{notes}"
+        return {"text/html": text, "text/plain": self.sentence()}, {}
+
+    def _step_picture(self) -> TraceFigure:
+        from labutils import figures
+
+        world = self.asked["gpus"] * self.asked["nodes"]
+        title = f"one step on {world:,} GPU{'s' * (world > 1)}, as GPU 0 has it"
+        return figures.overview(self.prediction.trace, host=False, title=title)
+
+    def _below_picture(self) -> TraceFigure:
+        from labutils import curves
+
+        world, found = self.asked["gpus"] * self.asked["nodes"], self.prediction
+        return curves.memory_and_scaling(
+            found.memory_bytes, self.hardware.gpu.memory_bytes, self.curve,
+            (world, found.samples_per_s), found.samples_per_s / world / found.efficiency,
+            self.hardware.name,
+        )  # fmt: skip
 
 
 def what_if(model: Any, **asked: Any) -> WhatIf:
     """Sliders for GPUs, nodes, link, bucket size, batch, accumulation and precision over one step
     of DistributedDataParallel, its memory, and a scaling curve to 1,024 GPUs.
+
+    The first use of a precision, or of accumulation, needs a recording of its own.  It is made in
+    another process, ahead of its need while somebody looks at the sliders.
 
     Args:
         model: as for ``lab.predict``.
@@ -214,22 +290,20 @@ def what_if(model: Any, **asked: Any) -> WhatIf:
     return WhatIf(model, **asked)
 
 
-def _quick_png(figure: TraceFigure) -> bytes:
-    """Coarser than the other figures and hardly compressed: a slider should answer at once."""
-    buffer = io.BytesIO()
-    figure.savefig(
-        buffer, format="png", dpi=100, metadata={"Software": None},
-        pil_kwargs={"compress_level": 1},
-    )  # fmt: skip
-    return buffer.getvalue()
-
-
-def _ipywidgets() -> Any:
+def _loop() -> asyncio.AbstractEventLoop | None:
     try:
-        import ipywidgets
-    except ImportError:
-        raise ImportError("lab.what_if needs ipywidgets: pip install ipywidgets") from None
-    return ipywidgets
+        return asyncio.get_running_loop()
+    except RuntimeError:  # outside of a notebook
+        return None
+
+
+def _after(pause: float, action: Callable[[], None]) -> asyncio.TimerHandle | None:
+    """Do it a little later; at once where there is no event loop."""
+    loop = _loop()
+    if loop is None:
+        action()
+        return None
+    return loop.call_later(pause, action)
 
 
 __all__ = ["WhatIf", "what_if"]
