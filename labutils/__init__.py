@@ -9,6 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
+    "Images": "loading.images",
+    "Loader": "loading.loader",
+    "LoaderError": "loading.sentences",
     "MemorySample": "trace",
     "Prediction": "timing.predict",
     "RankFailure": "launch",
@@ -18,6 +21,8 @@ _HOME = {
     "Span": "trace",
     "Trace": "trace",
     "check": "exercises",
+    "check_replicas": "replicas",
+    "coverage": "shards",
     "before_after": "holdings",
     "describe": "devices",
     "device": "launch",
@@ -26,12 +31,16 @@ _HOME = {
     "gpus": "devices",
     "hint": "exercises",
     "launch": "launch",
+    "loader_report": "loading.report",
+    "loading": "loading",
     "load_ipython_extension": "launch.cells",
+    "make_images": "loading.images",
     "models": "models",
     "figures": "figures",
     "predict": "timing.predict",
     "profiles": "timing.profiles",
     "progress": "exercises",
+    "remove_images": "loading.images",
     "scaling": "timing.predict",
     "solution": "exercises",
     "span": "telemetry",
@@ -39,11 +48,12 @@ _HOME = {
     "unload_ipython_extension": "launch.cells",
     "virtual": "virtual",
     "watch": "watching",
+    "watch_loading": "loading.watching",
     "what_if": "what_if",
 }
 """Where each public name lives."""
 
-_MODULES = {"figures", "launch", "models", "profiles", "virtual"}
+_MODULES = {"figures", "launch", "loading", "models", "profiles", "virtual"}
 """Names that are modules themselves."""
 
 __all__ = sorted(_HOME)
@@ -63,13 +73,20 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from labutils import figures, launch, models, virtual
+    from labutils import figures, launch, loading, models, virtual
     from labutils.devices import describe, gpus
     from labutils.exercises import check, exercise, hint, progress, solution
     from labutils.holdings import before_after
     from labutils.launch import RankFailure, RankTimeout, Run, StartError, device, torchrun
     from labutils.launch.cells import load_ipython_extension, unload_ipython_extension
     from labutils.live import explore
+    from labutils.loading.images import Images, make_images, remove_images
+    from labutils.loading.loader import Loader
+    from labutils.loading.report import loader_report
+    from labutils.loading.sentences import LoaderError
+    from labutils.loading.watching import watch_loading
+    from labutils.replicas import check_replicas
+    from labutils.shards import coverage
     from labutils.telemetry import span
     from labutils.timing import profiles
     from labutils.timing.predict import Prediction, predict, scaling
