@@ -89,10 +89,12 @@ class WhoAmI:
         FigureCanvasAgg(figure)
         figure.description = f"{me.nodes} nodes with {me.local_world_size} GPUs: who is which rank"
         axes = figure.add_axes((0.01, 0.02, 0.98, 1 - 0.42 / figure.get_figheight()))
-        axes.set(xlim=(-1.25, max(me.local_world_size, 3)), ylim=(me.nodes, -0.05))
+        columns = max(me.local_world_size, 3)
+        margin = 0.16 * columns  # where the nodes' names stand
+        axes.set(xlim=(-margin, columns), ylim=(me.nodes, -0.05))
         axes.axis("off")
         for node in range(me.nodes):
-            axes.text(-1.2, node + 0.42, f"node rank {node}", va="center", weight="bold")
+            axes.text(0.05 - margin, node + 0.42, f"node rank {node}", va="center", weight="bold")
             for local in range(me.local_world_size):
                 self._draw(axes, numbers(node * me.local_world_size + local, me.nodes,
                                          me.local_world_size))  # fmt: skip

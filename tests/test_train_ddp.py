@@ -109,11 +109,19 @@ def test_evaluation_is_exact(tmp_path: Path, ranks: int) -> None:
     assert (int(correct), int(count)) == (right, 357)
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Two epochs with dropout, batch statistics and momentum, by two processes."""
+    path = tmp_path_factory.mktemp("uninterrupted") / "run.pt"
+    return trained(path, "--epochs", 2, "--save-every", 5)
+
+
 @pytest.mark.parametrize("steps", [7, 23, 31], ids=["mid-epoch", "at its end", "second"])
-def test_resumed_training_is_the_uninterrupted_one(tmp_path: Path, steps: int) -> None:
-    """To the last bit, with dropout, batch statistics and momentum."""
+def test_resumed_training_is_the_uninterrupted_one(
+    uninterrupted: dict[str, Any], tmp_path: Path, steps: int
+) -> None:
+    """To the last bit."""
     path = tmp_path / "run.pt"
-    uninterrupted = trained(tmp_path / "whole.pt", "--epochs", 2, "--save-every", 5)
     train("--epochs", 2, "--checkpoint", path, "--max-steps", steps)
     assert torch.load(path)["step"] == steps
     resumed = trained(path, "--epochs", 2, "--resume")

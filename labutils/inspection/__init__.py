@@ -21,8 +21,9 @@ def bring_your_own(
     *,
     nodes: int = 1,
     limit: float = 120.0,
-    timeout: float = 30.0,
+    timeout: float = 60.0,
     quick: bool = False,
+    virtual: bool = False,
 ) -> Report:
     """Run a DDP script, unchanged, under torchrun, and report the mistakes that can be seen.
 
@@ -37,6 +38,8 @@ def bring_your_own(
         nodes: nodes, rehearsed on this machine.
         limit: seconds after which it is ended, and reported as far as it came.
         timeout: seconds without any progress after which it is taken to hang.
+        virtual: let virtual GPUs stand in for CUDA, so that a script that insists on CUDA runs on a
+            machine without (``torch.cuda.is_available()`` is true in it).
         quick: fork the ranks from the lab's server; starts sooner than torchrun does.
 
     Returns:
@@ -59,9 +62,9 @@ def bring_your_own(
     with tempfile.TemporaryDirectory(prefix="labutils-") as folder:
         run, stopped = observe_script(
             script, args, folder, ranks=ranks, nodes=nodes, limit=limit, timeout=timeout,
-            quick=quick,
+            quick=quick, virtual=virtual,
         )  # fmt: skip
-        seen = Seen(run, _facts(run, folder), stopped)
+        seen = Seen(run, _replicas(_facts(run, folder)), stopped)
     for rules in (rules_data, rules_training, rules_run):
         for finding in rules.find(seen):
             seen.findings.append(finding)
@@ -74,6 +77,13 @@ def _facts(run: Run, folder: str) -> list[dict[str, Any]]:
 
     files = [facts_file(folder, rank) for rank in range(run.ranks.world.size)]
     return [json.loads(file.read_text()) for file in files if file.is_file()]
+
+
+def _replicas(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The ranks that DDP makes replicas: with other kinds of parallelism besides, not all."""
+    models = ranks[0]["models"] if ranks else []
+    members = models[0]["members"] if models else range(1 << 30)
+    return [facts for facts in ranks if facts["rank"] in members]
 
 
 __all__ = ["bring_your_own"]

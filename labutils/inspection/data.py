@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import time
 import weakref
 import zlib
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from torch.utils._pytree import tree_leaves
 
-from labutils.inspection.facts import Facts, where
+from labutils.inspection.facts import Facts, where, wrap
 
 _MOST = 20_000
 """Samples of one epoch that are kept; more tell nothing new."""
-_ROW_BYTES, _LEAVES = 2048, 4
+_ROW_BYTES, _LEAVES, _PASSES = 2048, 4, 8
 
 
 class DataObserver:
@@ -32,47 +32,40 @@ class DataObserver:
         """The pass that delivered a batch last: a training step belongs to it."""
 
     def install(self) -> None:
-        make, begin = DataLoader.__init__, DataLoader.__iter__
-        draw, deliver = _BaseDataLoaderIter._next_index, _BaseDataLoaderIter.__next__
-        observer = self
+        """Watch from now on, in this process."""
+        wrap(DataLoader, "__init__", self._made)
+        wrap(DataLoader, "__iter__", self._begun)
+        wrap(_BaseDataLoaderIter, "_next_index", self._drawn)
+        wrap(_BaseDataLoaderIter, "__next__", self._delivered)
 
-        @functools.wraps(make)
-        def made(loader: Any, *args: Any, **kwargs: Any) -> None:
-            make(loader, *args, **kwargs)
-            observer.introduce(loader)
+    def _made(self, original: Callable[..., Any], loader: Any, *args: Any, **more: Any) -> None:
+        original(loader, *args, **more)
+        self.introduce(loader)
 
-        @functools.wraps(begin)
-        def begun(loader: Any) -> Any:
-            observer.opening = Pass(observer, loader)
-            try:
-                iterator = begin(loader)  # workers draw their first indices at once
-            finally:
-                observed, observer.opening = observer.opening, None
-            iterator._observed = observed
-            return iterator
+    def _begun(self, original: Callable[..., Any], loader: Any) -> Any:
+        self.opening = Pass(self, loader)
+        try:
+            iterator = original(loader)  # workers draw their first indices at once
+        finally:
+            observed, self.opening = self.opening, None
+        iterator._observed = observed
+        return iterator
 
-        @functools.wraps(draw)
-        def drawn(iterator: Any) -> Any:
-            indices = draw(iterator)
-            observed = observer.opening or getattr(iterator, "_observed", None)
-            if observed is not None:
-                observed.drew(indices)
-            return indices
+    def _drawn(self, original: Callable[..., Any], iterator: Any) -> Any:
+        indices = original(iterator)
+        observed = self.opening or getattr(iterator, "_observed", None)
+        if observed is not None:
+            observed.drew(indices)
+        return indices
 
-        @functools.wraps(deliver)
-        def delivered(iterator: Any) -> Any:
-            start = time.perf_counter()
-            batch = deliver(iterator)
-            observer.facts.data["waited_s"] += time.perf_counter() - start
-            if (observed := getattr(iterator, "_observed", None)) is not None:
-                observed.delivered(batch)
-                observer.current = observed
-            return batch
-
-        DataLoader.__init__ = made  # type: ignore[method-assign]
-        DataLoader.__iter__ = begun  # type: ignore[method-assign, assignment]
-        _BaseDataLoaderIter._next_index = drawn  # type: ignore[method-assign]
-        _BaseDataLoaderIter.__next__ = delivered  # type: ignore[method-assign]
+    def _delivered(self, original: Callable[..., Any], iterator: Any) -> Any:
+        start = time.perf_counter()
+        batch = original(iterator)
+        self.facts.data["waited_s"] += time.perf_counter() - start
+        if (observed := getattr(iterator, "_observed", None)) is not None:
+            observed.delivered(batch)
+            self.current = observed
+        return batch
 
     def introduce(self, loader: Any) -> None:
         """Write down how a loader was made."""
@@ -100,9 +93,15 @@ class Pass:
         self.pending: deque[list[Any]] = deque()
         if loader not in observer.loaders:
             observer.introduce(loader)
-        self.fact = observer.facts.add(
-            "epochs", loader=observer.loaders[loader], where=where(), indices=[], rows=[], steps=0
-        )
+        number = observer.loaders[loader]
+        self.fact: dict[str, Any] = {
+            "loader": number, "where": where(), "indices": [], "rows": [], "steps": 0,
+        }  # fmt: skip
+        earlier = [e for e in observer.facts.data["epochs"] if e["loader"] == number]
+        self.kept = len(earlier) < _PASSES
+        if self.kept:
+            observer.facts.add("epochs", **self.fact)
+            self.fact = observer.facts.data["epochs"][-1]
 
     def drew(self, indices: Any) -> None:
         """The sampler has given a batch of indices (None from an IterableDataset)."""
@@ -111,7 +110,7 @@ class Pass:
     def delivered(self, batch: Any) -> None:
         """That batch has arrived; batches arrive in the order in which they were drawn."""
         indices = self.pending.popleft() if self.pending else []
-        if len(self.fact["indices"]) > _MOST:
+        if not self.kept or len(self.fact["indices"]) > _MOST:
             return
         rows = _rows(batch, None if None in indices else len(indices))
         for position in range(max(len(rows), len(indices))):
@@ -150,4 +149,4 @@ def _rows(batch: Any, size: int | None) -> list[list[int]]:
 
 def _row(value: torch.Tensor) -> int:
     flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
-    return zlib.crc32(flat[:_ROW_BYTES].numpy())
+    return zlib.crc32(flat[:_ROW_BYTES].numpy().tobytes())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
 import threading
+import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +58,13 @@ class Facts:
             os.replace(unfinished, self.path)
 
     def _write_for_ever(self) -> None:
-        wake = threading.Event()
-        while not wake.wait(WRITTEN_EVERY_S) and not self.data["ended"]:
+        pause = WRITTEN_EVERY_S
+        while not self.data["ended"]:
+            time.sleep(pause)
+            start = time.monotonic()
             if self.changed:
                 self.write()
+            pause = max(WRITTEN_EVERY_S, 20 * (time.monotonic() - start))
 
 
 def where() -> str:
@@ -67,15 +73,29 @@ def where() -> str:
     return lines[0] if lines else ""
 
 
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Have ``owner.name`` call ``around``, with the original before its arguments."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
 def checksum(tensor: torch.Tensor, most: int = _SAMPLE) -> int:
     """CRC-32 of a tensor's bits, or of evenly spaced elements of a large one."""
-    return zlib.crc32(_elements(tensor, most).view(torch.uint8).numpy())
+    return zlib.crc32(_elements(tensor, most).view(torch.uint8).numpy().tobytes())
 
 
 def fingerprint(tensor: torch.Tensor) -> list[float]:
     """Checksum, and the sum of the elements, which tells people more."""
     elements = _elements(tensor, _SAMPLE)
-    return [zlib.crc32(elements.view(torch.uint8).numpy()), elements.double().sum().item()]
+    return [
+        zlib.crc32(elements.view(torch.uint8).numpy().tobytes()),
+        elements.double().sum().item(),
+    ]
 
 
 def _elements(tensor: torch.Tensor, most: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ import linecache
 import statistics
 import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from labutils.colours import KIND_STYLES
@@ -103,14 +104,21 @@ def _card(finding: Finding) -> str:
     )
 
 
-_HEAD = ["rank", "steps", "ms per step (median)", "of it waiting for data", "first loss", "last loss"]
+_HEAD = [
+    "rank",
+    "steps",
+    "ms per step (median)",
+    "of it waiting for data",
+    "first loss given to backward()",
+    "last",
+]
 
 
 def _timing(seen: Seen) -> Iterator[list[Any]]:
     """A row per rank that trained; measured on this machine, under observation."""
     for facts in seen.ranks:
         times = [step["time"] for step in facts["steps"] if "time" in step]
-        gaps = [after - before for before, after in zip(times, times[1:])]
+        gaps = [after - before for before, after in pairwise(times)]
         if not gaps:
             continue
         median = statistics.median(gaps)

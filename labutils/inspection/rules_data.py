@@ -146,7 +146,8 @@ def _same_inputs(seen: Seen) -> Iterator[Finding]:
 
 def _unequal(seen: Seen) -> Iterator[Finding]:
     """Ranks whose epochs have different numbers of batches."""
-    if any(facts["joined"] for facts in seen.ranks):
+    made = {len(facts["steps"]) for facts in seen.ranks}
+    if any(facts["joined"] for facts in seen.ranks) or (seen.run.failure is None and len(made) < 2):
         return
     first = [next(iter(_passes(facts)), None) for facts in seen.ranks]
     if None in first:
@@ -192,7 +193,7 @@ def _padded_evaluation(seen: Seen) -> Iterator[Finding]:
     loader = _loader(seen.ranks[0], last[0][0])
     indices = [i for (epoch,) in last for i in epoch["indices"]]
     twice = len(indices) - len(set(indices))
-    if loader["sampler"] == "DistributedSampler" and 0 < twice and None not in indices:
+    if loader["sampler"] == "DistributedSampler" and twice > 0 and None not in indices:
         yield Finding(
             "padded-evaluation", f"The evaluation counts {twice} samples twice",
             f"The ranks read {len(indices)} samples, of which {len(set(indices))} are different.",

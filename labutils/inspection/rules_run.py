@@ -10,7 +10,10 @@ from typing import Any
 from labutils.inspection.findings import Finding, Seen
 from labutils.launch.run import RankTimeout
 
-_NO_SUCH_GPU = re.compile(r"invalid device ordinal|no such device|there (is|are) only", re.I)
+_NO_SUCH_GPU = re.compile(
+    r"invalid device ordinal|no such device|there (is|are) only|vgpu:\d+ does not exist", re.I
+)
+_NEEDS_CUDA = re.compile(r"compiled with CUDA|_cuda_|NVIDIA driver|No CUDA GPUs", re.I)
 
 
 def find(seen: Seen) -> Iterator[Finding]:
@@ -23,7 +26,8 @@ def find(seen: Seen) -> Iterator[Finding]:
 
 def _group(seen: Seen) -> Iterator[Finding]:
     made = [f for facts in seen.ranks for f in facts["groups"] if f["what"] == "made"]
-    if seen.world > 1 and seen.ranks and not made and seen.run.failure is None:
+    trained = any(facts["steps"] for facts in seen.ranks)
+    if seen.world > 1 and trained and not made and seen.run.failure is None:
         yield Finding(
             "no-group", "The ranks never join a process group",
             f"init_process_group was not called on any of {seen.world} ranks, so each did the same "
@@ -71,7 +75,7 @@ def _failing_line(seen: Seen) -> str:
 def _shared_gpu(chosen: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[Finding]:
     ranks = defaultdict(list)
     for facts, model in chosen:
-        if model["index"] >= 0:
+        if model["index"] >= 0 and model["gpus"] >= facts["local_size"]:
             node = facts["rank"] // facts["local_size"]
             ranks[node, model["device"]].append((facts["rank"], model["where"]))
     for (_, device), users in ranks.items():
@@ -126,14 +130,23 @@ def _ended(seen: Seen) -> Iterator[Finding]:
     if any(f.kind in ("rank-for-local-rank", "unequal-steps") for f in seen.findings):
         return  # that is why
     where, ranks = _failing_line(seen), (failure.rank,) if failure.rank is not None else ()
-    if "CollectiveMismatch" in first or isinstance(failure, RankTimeout):
+    if isinstance(failure, RankTimeout) and first.startswith("Nothing moved on"):
+        yield Finding(
+            "hangs", "The script hangs, or takes very long over one step", text,
+            "Look at the lines where the ranks were; a rank that waits in backward() waits for "
+            "another one's gradients. If it was only slow, give a longer timeout.", where, ranks,
+        )  # fmt: skip
+    elif "CollectiveMismatch" in first or isinstance(failure, RankTimeout):
         yield Finding(
             "collectives-differ", "The ranks do not make the same collective calls", text,
             "Every rank of the group must make the same calls in the same order: look for a "
             "collective inside an if on the rank, or in a loop of unequal length.", where, ranks,
         )  # fmt: skip
     else:
-        yield Finding(
-            "failed", "The script failed", text, "Mend the error; what follows was seen before it.",
-            where, ranks,
-        )  # fmt: skip
+        remedy = "Mend the error; everything else here was seen before it."
+        if _NEEDS_CUDA.search(first):
+            remedy = (
+                "The script insists on CUDA, and there is none here: bring_your_own(..., "
+                "virtual=True) lets virtual GPUs stand in."
+            )
+        yield Finding("failed", "The script failed", text, remedy, where, ranks)

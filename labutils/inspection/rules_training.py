@@ -114,10 +114,11 @@ def _around(seen: Seen) -> Iterator[Finding]:
         if s["around"] and not s["forwards"] and not s["by_hand"]
     ]  # fmt: skip
     if steps:
-        _, step = steps[0]
+        first, step = steps[0]
+        count = sum(facts is first for facts, _ in steps)
         yield Finding(
             "around-ddp", "The model inside DDP is trained, around DDP",
-            f"Before {len({id(s) for _, s in steps})} optimizer steps the forward pass called the "
+            f"Before {count} optimizer steps the forward pass called the "
             "module itself, not the DistributedDataParallel; so its gradients stay on each rank.",
             "Call ddp(x) in training; ddp.module is for saving and for evaluation.",
             step["around"][0], tuple(sorted({f["rank"] for f, _ in steps})),
@@ -168,7 +169,7 @@ def _diverged(seen: Seen) -> Iterator[Finding]:
         return
     yield Finding(
         "diverged", "The replicas are no longer equal",
-        f"Their parameters differ {_when(seen, number, step)}.{_which(seen, step)}"
+        f"Their parameters differ {_when(seen, number)}.{_which(seen, step)}"
         f"{_why(seen, step)}",
         "Synchronise every gradient (forward through ddp), use the same optimizer settings on all "
         "ranks, and change parameters only before DDP is made; lab.check_replicas(ddp) finds the "
@@ -176,13 +177,11 @@ def _diverged(seen: Seen) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _when(seen: Seen, number: int, step: list[dict[str, Any]]) -> str:
+def _when(seen: Seen, number: int) -> str:
     before = [m["before"] for facts in seen.ranks for m in facts["models"][:1]]
     if any(b != before[0] for b in before):
         return "before the first step: they were changed on some ranks after DDP was made"
-    return f"after optimizer step {number + 1} on rank {step[0].get('rank', 0)} and others" * 0 + (
-        f"since optimizer step {number + 1}"
-    )  # fmt: skip
+    return f"since optimizer step {number + 1}"
 
 
 def _which(seen: Seen, step: list[dict[str, Any]]) -> str:
@@ -210,7 +209,9 @@ def _why(seen: Seen, step: list[dict[str, Any]]) -> str:
 def _wasted(seen: Seen) -> Iterator[Finding]:
     """Accumulation that reduces after every backward pass."""
     steps = seen.ranks[0]["steps"]
-    many = [s for s in steps if len(s["passes"]) > 1 and all(p == [True, True] for p in s["passes"])]
+    many = [
+        s for s in steps if len(s["passes"]) > 1 and all(p == [True, True] for p in s["passes"])
+    ]
     if len(many) > len(steps) // 2:
         extra = sum(len(s["passes"]) - 1 for s in many)
         yield Finding(

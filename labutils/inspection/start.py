@@ -53,6 +53,7 @@ def observe_script(
     limit: float,
     timeout: float,
     quick: bool,
+    virtual: bool,
 ) -> tuple[Run, bool]:
     """Run ``script`` under observation, for ``limit`` seconds at most; see :func:`run_script`.
 
@@ -62,7 +63,7 @@ def observe_script(
     from labutils.inspection.runner import run_observed
 
     path = _path(script)
-    call = (path, [str(value) for value in arguments], directory)
+    call = (path, [str(value) for value in arguments], directory, virtual)
     packed = wire.pack_call(run_observed, call, {})
     run = _prepare(("call", {}), packed, path, ranks, nodes, timeout, quick, True)
     run.start_in_background()

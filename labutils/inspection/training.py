@@ -6,7 +6,7 @@ import functools
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +21,16 @@ from torch.optim.optimizer import (
 )
 
 from labutils.inspection.data import DataObserver
-from labutils.inspection.facts import Facts, checksum, fingerprint, where
+from labutils.inspection.facts import Facts, checksum, fingerprint, where, wrap
 
 _ALL, _SOME = 64, 16
 """Optimizer steps of which each is looked at, and one in how many later."""
-_MOST_LOSSES = 5000
+_MOST = 2000
+"""Optimizer steps and losses that are kept; a longer run tells nothing new."""
+
+
+_SHARDED = ("DTensor", "FlatParameter")
+"""Parameters of which each rank holds another part by design."""
 
 
 class TrainingObserver:
@@ -37,6 +42,8 @@ class TrainingObserver:
         self.inner: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.inside = 0
         """How deep in DDP's forward pass, or in a backward pass, this process is."""
+        self.open: list[dict[str, Any] | None] = []
+        """Optimizer steps that have begun; an optimizer may be made of others."""
         self.new_step()
 
     def new_step(self) -> None:
@@ -52,14 +59,14 @@ class TrainingObserver:
         register_module_forward_pre_hook(self._inner_forward)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
-        _wrap(DistributedDataParallel, "__init__", self._ddp_made)
-        _wrap(DistributedDataParallel, "forward", self._ddp_forward)
-        _wrap(torch.autograd, "backward", self._backward)
-        _wrap(torch, "save", self._save)
-        _wrap(Join, "__enter__", self._join)
-        _wrap(dist, "destroy_process_group", self._destroyed)
+        wrap(DistributedDataParallel, "__init__", self._ddp_made)
+        wrap(DistributedDataParallel, "forward", self._ddp_forward)
+        wrap(torch.autograd, "backward", self._backward)
+        wrap(torch, "save", self._save)
+        wrap(Join, "__enter__", self._join)
+        wrap(dist, "destroy_process_group", self._destroyed)
         for name in ("all_reduce", "all_gather", "broadcast", "reduce", "all_gather_into_tensor"):
-            _wrap(dist, name, functools.partial(self._by_hand, name))
+            wrap(dist, name, functools.partial(self._by_hand, name))
 
     def _ddp_made(self, original: Callable[..., Any], ddp: Any, *args: Any, **kwargs: Any) -> None:
         original(ddp, *args, **kwargs)
@@ -69,6 +76,8 @@ class TrainingObserver:
         self.facts.add(
             "models", where=where(), names=names, device=str(ddp.device),
             index=next((p.get_device() for p in ddp.parameters()), -1), forwards=0, before=[],
+            gpus=torch.get_device_module(ddp.device).device_count() if ddp.device else 0,
+            members=dist.get_process_group_ranks(ddp.process_group),
         )  # fmt: skip
 
     def _ddp_forward(
@@ -96,6 +105,8 @@ class TrainingObserver:
             self.around.append(where())
 
     def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **more: Any) -> Any:
+        if self.inside:  # of a checkpointed part, within the one that the user has called
+            return original(tensors, *args, **more)
         loss = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
         self.inside += 1
         try:
@@ -112,16 +123,24 @@ class TrainingObserver:
         return result
 
     def _note_loss(self, value: float) -> None:
-        if len(self.facts.data["losses"]) < _MOST_LOSSES:
+        if len(self.facts.data["losses"]) < _MOST:
             self.facts.data["losses"].append(value)
             self.facts.changed = True
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.open.append(None if self.open else self._begun(optimizer))
+
+    def _begun(self, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+        """What is known before a step; None once there have been enough."""
         parameters = self._trained(optimizer)
         gradients = [p.grad for p in parameters if p.grad is not None]
         dense = [g for g in gradients if not g.is_sparse and not _phantom(g)]
         number = len(self.facts.data["steps"])
-        self.facts.add(
+        if self.data.current is not None:
+            self.data.current.fact["steps"] += 1
+        if number >= _MOST:
+            return None
+        return self.facts.add(
             "steps", where=where(), before=self._fingerprints(parameters) if not number else None,
             optimizer=id(optimizer), none=not gradients,
             zero=all(not getattr(g, "raw", g).any() for g in dense) if dense else not gradients,
@@ -129,35 +148,44 @@ class TrainingObserver:
             rate=[float(group.get("lr", 0.0)) for group in optimizer.param_groups],
             passes=self.passes, around=self.around, inputs=self.inputs, forwards=len(self.forwards),
             by_hand=self.reduced_by_hand,
+            sharded=any(type(p).__name__ in _SHARDED for p in parameters),
         )  # fmt: skip
-        if self.data.current is not None:
-            self.data.current.fact["steps"] += 1
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        step = self.facts.data["steps"][-1]
+        step = self.open.pop()
+        if step is None:
+            return
         step["after"] = self._fingerprints(self._trained(optimizer)) if _worth(
             len(self.facts.data["steps"]) - 1
         ) else None  # fmt: skip
         step["time"] = time.perf_counter()
         self.new_step()
 
-    def _trained(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    def _trained(self, optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
         """The parameters inside DDP; without DDP, those of the optimizer."""
-        found = [p for ref in self.models if (d := ref()) for p in d.parameters() if p.requires_grad]
+        found = [
+            p for ref in self.models if (d := ref()) for p in d.parameters() if p.requires_grad
+        ]
         return found or [p for group in optimizer.param_groups for p in group["params"]]
 
     def _parameters(self) -> list[Any]:
-        found = [p for ref in self.models if (d := ref()) for p in d.parameters() if p.requires_grad]
+        found = [
+            p for ref in self.models if (d := ref()) for p in d.parameters() if p.requires_grad
+        ]
         return self._fingerprints(found)
 
-    def _fingerprints(self, parameters: list[torch.Tensor]) -> list[Any]:
+    def _fingerprints(self, parameters: Sequence[torch.Tensor]) -> list[Any]:
         return [fingerprint(p) for p in parameters if not _phantom(p)]
 
-    def _save(self, original: Callable[..., Any], value: Any, file: Any, *args: Any, **more: Any) -> Any:
+    def _save(
+        self, original: Callable[..., Any], value: Any, file: Any, *args: Any, **more: Any
+    ) -> Any:
         name = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
         result = original(value, file, *args, **more)
         if isinstance(name, str | os.PathLike):
-            self.facts.add("saves", path=os.path.abspath(name), where=where(), prefixed=_prefixed(value))
+            self.facts.add(
+                "saves", path=os.path.abspath(name), where=where(), prefixed=_prefixed(value)
+            )
         return result
 
     def _join(self, original: Callable[..., Any], join: Any) -> Any:
@@ -176,17 +204,6 @@ class TrainingObserver:
             calls[name] = calls.get(name, 0) + 1
             self.reduced_by_hand = True
         return original(*args, **more)
-
-
-def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Have ``owner.name`` call ``around``, with the original before its arguments."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    setattr(owner, name, wrapped)
 
 
 def _phantom(tensor: torch.Tensor) -> bool:
