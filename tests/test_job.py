@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from rank_helpers import driver, wait_until
 
-from labutils.launch import RankFailure, StartError, job, launch, torchrun
+from labutils.launch import RankFailure, StartError, forked, job, launch, torchrun
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="torchrun jobs need Unix sockets")
 
@@ -71,6 +71,13 @@ def test_function_on_two_nodes() -> None:
     assert {span.device for span in run.trace.spans} == {f"rank {i}" for i in range(4)}
 
 
+def test_agents_that_are_started_as_plain_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on systems where forking is not safe."""
+    monkeypatch.setenv("LABUTILS_START", "spawn")
+    run = launch(lambda: os.environ["GROUP_RANK"], ranks=1, nodes=2)
+    assert run.results == ["0", "1"]
+
+
 def test_script_with_arguments(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = torchrun(str(script), "--lr", 0.1, ranks=2)
     line = "sum 1.0 arguments ['--lr', '0.1'] __main__"
@@ -105,9 +112,9 @@ def test_no_process_outlives_the_notebook_or_its_agent(script: Path, victim: str
     """
     with driver(code) as notebook:
         others = [psutil.Process(pid) for pid in notebook.others()]
-        agents = [p for p in others if "torch.distributed.run" in p.cmdline()[2:4]]
+        agents = [p for p in others if len(p.children()) == 2]
         assert len(agents) == 1
-        assert len(others) >= 4  # a guard, its agent, two ranks
+        assert len(others) == 4  # what ends all with the notebook, an agent, two ranks
         (notebook.process if victim == "notebook" else agents[0]).send_signal(signal.SIGKILL)
         gone = 2.0 if victim == "notebook" else 20.0  # first the failure is looked at
         assert wait_until(lambda: not notebook.others(), gone), notebook.others()
@@ -119,6 +126,10 @@ def test_script_that_is_not_there() -> None:
 
 
 def test_torchrun_that_does_not_come_up(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "rendezvous", lambda *_: ["--nonsense"])
+    with pytest.raises(StartError, match="unrecognized arguments: --nonsense|error"):
+        torchrun(str(script), ranks=2)
+    monkeypatch.setenv("LABUTILS_START", "spawn")
     monkeypatch.setattr(
         job.JobRanks, "_command", lambda self, path: [sys.executable, "-c", "import nothing_here"]
     )

@@ -16,7 +16,7 @@ def exact_accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     with torch.no_grad():
         right = model(x[rank::ranks]).argmax(1) == y[rank::ranks]
-    both = torch.tensor([right.sum(), len(right)])
+    both = torch.tensor([right.sum(), len(right)], device=x.device)
     dist.all_reduce(both)
     return (both[0] / both[1]).item()
 

@@ -16,6 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+BOTH = {"nccl": "cpu:gloo,cuda:nccl"}
+"""Where nobody asked for a backend, tensors on the CPU can be exchanged too."""
+
 _device = torch.device("cpu")
 _recorded = torch.device("cpu")
 _store: dist.Store | None = None
@@ -38,13 +41,12 @@ def recorded_device() -> torch.device:
     return _recorded
 
 
-def rank_device(local_rank: int, gpus: int, ranks: int, virtual: dict[str, Any]) -> torch.device:
-    """``cuda:i`` when there is a GPU for each of the node's ``ranks``, else virtual, else CPU."""
-    if gpus >= ranks:
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank)
+def rank_device(local_rank: int, gpus: int, virtual: dict[str, Any]) -> torch.device:
+    """``cuda:i`` where there are GPUs, shared if they are too few; else virtual, else CPU."""
     if gpus:
-        return torch.device("cuda", local_rank % gpus)
+        index = local_rank % gpus
+        torch.cuda.set_device(index)  # also for what names no device: "cuda", events, streams
+        return torch.device("cuda", index)
     try:
         from labutils import virtual as vgpu
 
@@ -57,8 +59,8 @@ def rank_device(local_rank: int, gpus: int, ranks: int, virtual: dict[str, Any])
 def choose_device(config: dict[str, Any]) -> torch.device:
     """Make :func:`device` this rank's GPU."""
     global _device, _recorded
-    local_rank, ranks = config["local_rank"], config["local_world_size"]
-    _device = rank_device(local_rank, config["gpus"], ranks, config["virtual"])
+    local_rank = config["local_rank"]
+    _device = rank_device(local_rank, config["gpus"], config["virtual"])
     _recorded = (
         _device if config["virtual_in_use"] or _device.type == "cuda" else torch.device("cpu")
     )
@@ -84,7 +86,8 @@ def install(config: dict[str, Any]) -> None:
                 "world_size": config["world_size"],
             }
             init_method = None
-        original(backend or config["backend"], init_method, *args, **more)
+        chosen = backend or BOTH.get(config["backend"], config["backend"])
+        original(chosen, init_method, *args, **more)
 
     for module in (dist, distributed_c10d):
         module.init_process_group = init_process_group  # type: ignore[attr-defined]

@@ -35,6 +35,7 @@ INTERFACE = "eth0"
 MTU = 9000
 """Bytes of a packet, as clusters have them: headers are 0.7 % of it."""
 
+_ON_A_NODE = "LABUTILS_NODE"  # set below the agent of a node
 _BURST = 70_000  # bytes that pass at once: one large packet before it is cut (64 KiB and headers)
 _NEWNS, _NEWUTS, _NEWNET = 0x00020000, 0x04000000, 0x40000000  # unshare(2)
 _UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -139,6 +140,7 @@ def enter(channel: socket.socket, node: Node) -> None:
     """Move this process into namespaces of its own, as ``node``; the notebook plugs it in."""
     _unshare(_NEWNET | _NEWUTS | _NEWNS)
     socket.sethostname(node.name)
+    os.environ[_ON_A_NODE] = node.name
     _hosts(node.nodes)
     channel.send(str(os.getpid()).encode())
     channel.recv(64)
@@ -161,10 +163,15 @@ def limit(bandwidth: str | float) -> None:
     Raises RuntimeError where the node has no interface of its own.
     """
     rate = bits_per_second(bandwidth) if isinstance(bandwidth, str) else bandwidth
-    if not socket.gethostname().startswith("node") or missing():
+    if not limited():
         raise RuntimeError("limit(...) is for ranks that run with network='namespaces'.")
     _run("tc", "qdisc", "replace", "dev", INTERFACE, "root", "tbf", "rate", f"{rate:.0f}bit",
          "burst", str(_BURST), "latency", "1s")  # fmt: skip
+
+
+def limited() -> bool:
+    """Whether this process is on a node that :func:`limit` can be used on."""
+    return _ON_A_NODE in os.environ
 
 
 def _unshare(flags: int) -> None:

@@ -273,7 +273,8 @@ class _Job:
             return False  # torchrun starts all ranks again
         if fault.what == "node":
             ranks = [rank for rank, place in this.places.items() if place.node == fault.number]
-            this.end = f"Node {fault.number} was lost {when}, and rank {_list(ranks)} with it."
+            what = f"rank{'s' * (len(ranks) > 1)} {_list(ranks)}"
+            this.end = f"Node {fault.number} was lost {when}, and {what} with it."
             self.show(f"--- node {fault.number} is lost {when}\n")
             self.dead.add(fault.number)
             self.agents[fault.number].close()

@@ -160,7 +160,7 @@ def figure(rounds: Iterable[Round], moments: Sequence[tuple[float, str]]) -> Tra
                   linewidth=1, color=colours[number % len(colours)], label=label)  # fmt: skip
     for seconds, name in moments:
         axes.axvline(seconds, color="#D55E00", linewidth=1, linestyle="--")
-        axes.annotate(name, (seconds, 1), (2, -2), xycoords=axes.get_xaxis_transform(), va="top",
+        axes.annotate(name, (seconds, 0), (2, 3), xycoords=axes.get_xaxis_transform(), va="bottom",
                       textcoords="offset points", fontsize=8, color="#D55E00", rotation=90,
                       ha="left")  # fmt: skip
     axes.set_xlabel("time [s]", fontsize=8.5, color=TEXT)
@@ -170,5 +170,5 @@ def figure(rounds: Iterable[Round], moments: Sequence[tuple[float, str]]) -> Tra
     axes.grid(color="#E3E6EA", linewidth=0.6)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, labelcolor=TEXT, loc="upper left")
+    axes.legend(fontsize=8, framealpha=0.9, edgecolor="none", labelcolor=TEXT, loc="upper left")
     return made
