@@ -20,6 +20,7 @@ _HOME = {
     "StartError": "launch",
     "Span": "trace",
     "Trace": "trace",
+    "bring_your_own": "inspection",
     "check": "exercises",
     "check_replicas": "replicas",
     "coverage": "shards",
@@ -30,6 +31,7 @@ _HOME = {
     "explore": "live",
     "gpus": "devices",
     "hint": "exercises",
+    "key_figure": "key_figures",
     "launch": "launch",
     "loader_report": "loading.report",
     "loading": "loading",
@@ -40,6 +42,7 @@ _HOME = {
     "predict": "timing.predict",
     "profiles": "timing.profiles",
     "progress": "exercises",
+    "rehearse": "launch.nodes",
     "remove_images": "loading.images",
     "scaling": "timing.predict",
     "solution": "exercises",
@@ -50,6 +53,7 @@ _HOME = {
     "watch": "watching",
     "watch_loading": "loading.watching",
     "what_if": "what_if",
+    "who_am_i": "places",
 }
 """Where each public name lives."""
 
@@ -77,9 +81,13 @@ if TYPE_CHECKING:
     from labutils.devices import describe, gpus
     from labutils.exercises import check, exercise, hint, progress, solution
     from labutils.holdings import before_after
+    from labutils.inspection import bring_your_own
+    from labutils.key_figures import key_figure
     from labutils.launch import RankFailure, RankTimeout, Run, StartError, device, torchrun
     from labutils.launch.cells import load_ipython_extension, unload_ipython_extension
+    from labutils.launch.nodes import rehearse
     from labutils.live import explore
+    from labutils.places import who_am_i
     from labutils.loading.images import Images, make_images, remove_images
     from labutils.loading.loader import Loader
     from labutils.loading.report import loader_report

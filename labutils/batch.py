@@ -2,25 +2,31 @@
 
 Each lab becomes one executed notebook with its figures; ``summary.json`` and ``summary.html`` say
 what happened.  A lab that fails does not stop the others, and the exit code is 0 only if each lab
-ran to its last cell.
+ran to its last cell.  However the run ends, nothing that it started stays behind.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import html
+import contextlib
 import json
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from labutils import notebooks
+from labutils.batch_summary import read_results, write_summary
+from labutils.batch_worker import FAILED, PASSED
 
 MAX_GPUS = 64
+STOPPED = "stopped"
+_STOP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +35,18 @@ class Result:
 
     lab: str
     status: str
-    """``passed``, ``failed`` or ``timeout``."""
+    """``passed``, ``failed``, ``timeout`` or ``stopped``."""
     seconds: float
     message: str = ""
     """What went wrong, in one line."""
     notebook: str = ""
     """File name of the executed notebook, beside the summary."""
+    exercises: dict[str, str] = field(default_factory=dict)
+    """The verdict on each exercise, as the notebook shows it."""
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    """Key figures, see :mod:`labutils.key_figures`."""
+    fingerprint: str = ""
+    """Of all that the lab was made from; the same again need not be run again."""
 
 
 def run_labs(
@@ -42,50 +54,58 @@ def run_labs(
     out: Path,
     parameters: Mapping[str, Any],
     timeout_s: float = notebooks.CELL_TIMEOUT_S,
+    resume: bool = False,
 ) -> list[Result]:
     """Execute labs one after the other into ``out``; the summaries are kept up to date meanwhile.
 
-    ``timeout_s`` is the limit for one cell.
+    ``timeout_s`` is the limit for one cell.  ``resume`` keeps what has passed already, if neither
+    the lab nor labutils nor the parameters have changed since.
     """
+    for path in labs:
+        if path.resolve() == (out / path.name).resolve():
+            raise ValueError(f"{out / path.name} is the lab itself; name another --out.")
     out.mkdir(parents=True, exist_ok=True)
-    results: list[Result] = []
-    for number, path in enumerate(labs, 1):
-        print(f"[{number}/{len(labs)}] {path.stem} ...", flush=True)
-        result = run_lab(path, out / path.name, parameters, timeout_s)
-        print(_line(result), flush=True)
-        results.append(result)
-        write_summary(out, results, parameters)
+    with _alone_in(out):
+        before = {r["lab"]: Result(**r) for r in read_results(out)} if resume else {}
+        results: list[Result] = []
+        for number, path in enumerate(labs, 1):
+            print(f"[{number}/{len(labs)}] {path.stem} ...", flush=True)
+            fingerprint = notebooks.fingerprint(path, parameters)
+            result = before.get(path.stem)
+            if result and _still_holds(result, fingerprint, out):
+                print("      passed before, nothing has changed", flush=True)
+            else:
+                result = run_lab(path, out / path.name, parameters, timeout_s, fingerprint)
+                print(_line(result), flush=True)
+            results.append(result)
+            write_summary(out, results, parameters)
+            if result.status == STOPPED:
+                raise KeyboardInterrupt
     return results
 
 
-def run_lab(path: Path, target: Path, parameters: Mapping[str, Any], timeout_s: float) -> Result:
+def run_lab(
+    path: Path,
+    target: Path,
+    parameters: Mapping[str, Any],
+    timeout_s: float,
+    fingerprint: str = "",
+) -> Result:
     """Execute one lab; whatever happens in it, the answer is a :class:`Result`."""
-    if path.resolve() == target.resolve():
-        raise ValueError(f"{target} is the lab itself; name another folder for the results.")
     target.unlink(missing_ok=True)  # an earlier run's notebook must not pass for this one's
-    start = time.monotonic()
-    status, message = "passed", ""
-    try:
-        _execute(path, target, parameters, timeout_s)
-    except Exception as error:
-        status, message = _explain(error, timeout_s)
-    written = target.name if target.exists() else ""
-    return Result(path.stem, status, round(time.monotonic() - start, 1), message, written)
-
-
-def write_summary(out: Path, results: Sequence[Result], parameters: Mapping[str, Any]) -> None:
-    """Write ``summary.json`` and ``summary.html`` into ``out``."""
-    from labutils.hardware import describe
-
-    machine = describe()
-    summary = {
-        "passed": all(result.status == "passed" for result in results),
-        "parameters": dict(parameters),
-        "machine": asdict(machine),
-        "results": [asdict(result) for result in results],
-    }
-    notebooks.write_whole(out / "summary.json", json.dumps(summary, indent=1, default=str) + "\n")
-    notebooks.write_whole(out / "summary.html", _page(results, parameters, machine.summary()))
+    task = {
+        "lab": str(path), "target": str(target), "parameters": dict(parameters),
+        "timeout_s": timeout_s,
+    }  # fmt: skip
+    answer = _work(task, target.parent)
+    found = _outcome(target)
+    return Result(
+        path.stem,
+        notebook=target.name if target.exists() else "",
+        fingerprint=fingerprint,
+        **answer,
+        **found,
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,6 +120,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="another parameter"
     )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep labs that have passed and have not changed"
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -110,52 +133,94 @@ def main(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--timeout must be more than 0 seconds, not {arguments.timeout:g}.")
     parameters = {"gpus": arguments.gpus, **dict(map(_assignment, arguments.set))}
     labs = notebooks.find(arguments.folder, arguments.only)
-    results = run_labs(labs, arguments.out, parameters, arguments.timeout)
-    failed = [result.lab for result in results if result.status != "passed"]
+    signal.signal(signal.SIGTERM, _interrupt)  # a batch system's way to say stop
+    results = run_labs(labs, arguments.out, parameters, arguments.timeout, arguments.resume)
+    failed = [result.lab for result in results if result.status != PASSED]
     print(f"{len(labs) - len(failed)} of {len(labs)} labs passed: {arguments.out / 'summary.html'}")
     return 1 if failed else 0
 
 
-def _execute(path: Path, target: Path, parameters: Mapping[str, Any], timeout_s: float) -> None:
+def _interrupt(*signal: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _work(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Let a process of its own execute the lab; status, message and seconds."""
+    from labutils.launch.processes import python
+
+    handle, name = tempfile.mkstemp(dir=folder, prefix=".task-", suffix=".json")
+    file = Path(name)
+    try:
+        os.close(handle)
+        file.write_text(json.dumps(task))
+        # Progress is the learner's, and other runs share this machine: this lab has its own.
+        environment = {**os.environ, "LABUTILS_DATA": str(folder / ".progress")}
+        worker = python("labutils.batch_worker:main", name)
+        status = _run_guarded(worker, environment)
+        if status == STOPPED:
+            return {"status": STOPPED, "message": "the run was stopped here", "seconds": 0.0}
+        answer: dict[str, Any] = json.loads(file.read_text())
+        if "status" not in answer:
+            return {"status": FAILED, "message": f"its process ended: {status}", "seconds": 0.0}
+        return answer
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _run_guarded(command: list[str], environment: dict[str, str]) -> str:
+    """Run a command that ends, with all below it, when this process does."""
+    from labutils.launch.processes import python
+
+    guarded = python("labutils.launch.guard:main", os.getpid(), "--", *command)
+    with subprocess.Popen(
+        guarded, stdin=subprocess.PIPE, env=environment, start_new_session=True
+    ) as guard:
+        try:
+            return f"exit code {guard.wait()}"
+        except KeyboardInterrupt:
+            assert guard.stdin is not None
+            guard.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                guard.wait(_STOP_S)
+            return STOPPED
+        finally:
+            guard.kill()
+
+
+def _outcome(target: Path) -> dict[str, Any]:
+    """What the executed notebook shows, as far as it can be read."""
+    if not target.exists():
+        return {}
     import nbformat
-    import papermill
 
-    known = notebooks.parameters(nbformat.read(path, as_version=4))
-    if known is None:
-        raise ValueError("no cell is tagged 'parameters', so nothing can be set from outside")
-    for name in parameters:
-        if name not in known:
-            raise ValueError(f"there is no parameter {name!r}; there are: {', '.join(known)}")
-    executed = papermill.execute_notebook(
-        str(path),
-        str(target),
-        dict(parameters),
-        kernel_name=notebooks.KERNELSPEC["name"],
-        cwd=str(path.parent),
-        progress_bar=sys.stderr.isatty(),
-        execution_timeout=timeout_s,
-        extra_arguments=notebooks.KERNEL_ARGUMENTS,
-    )
-    _demand_complete(executed)
+    from labutils import outcome
+
+    try:
+        found = outcome.read(nbformat.read(target, as_version=4))
+    except Exception:  # written in part, by a lab that was stopped
+        return {}
+    return {"exercises": found.exercises, "figures": found.figures}
 
 
-def _demand_complete(notebook: Any) -> None:
-    """Papermill takes ``sys.exit(0)`` in a cell for success, though no later cell runs."""
-    for number, cell in enumerate(notebook.cells, 1):
-        if cell.cell_type == "code" and cell.source.strip() and cell.execution_count is None:
-            raise ValueError(f"cell {number} was never executed: an earlier one left the notebook")
-    for number, message in notebooks.errors(notebook):
-        raise ValueError(f"cell {number}: {message}")
+@contextlib.contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Two runs that write to one folder would mix their results."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: no locks that end with their process
+        yield
+        return
+    with open(out / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(f"another run is writing to {out}: name another --out.") from None
+        yield
 
 
-def _explain(error: Exception, timeout_s: float) -> tuple[str, str]:
-    """Status and one line for what stopped a lab."""
-    if type(error).__name__ == "CellTimeoutError":
-        return "timeout", f"a cell took longer than {timeout_s:g} s"
-    if type(error).__name__ == "PapermillExecutionError":
-        count, name, value = (getattr(error, key) for key in ("exec_count", "ename", "evalue"))
-        return "failed", f"in [{count}]: {name}: {_first_line(value)}"
-    return "failed", _first_line(str(error)) or type(error).__name__
+def _still_holds(result: Result, fingerprint: str, out: Path) -> bool:
+    same = result.status == PASSED and result.fingerprint == fingerprint
+    return same and (out / result.notebook).is_file()
 
 
 def _assignment(text: str) -> tuple[str, Any]:
@@ -168,49 +233,6 @@ def _assignment(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
-
-
 def _line(result: Result) -> str:
     why = f": {result.message}" if result.message else ""
     return f"      {result.status} in {result.seconds:.0f} s{why}"
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<title>{title}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }}
-table {{ border-collapse: collapse; width: 100% }}
-th, td {{ text-align: left; padding: .3em .8em; border-bottom: 1px solid #ccc }}
-</style>
-<h1>{title}</h1>
-<table>
-<tr><th>Lab</th><th>Result</th><th>Seconds</th><th>What went wrong</th></tr>
-{rows}
-</table>
-<p>Parameters: {parameters}</p>
-<pre>{machine}</pre>
-</html>
-"""
-
-
-def _page(results: Sequence[Result], parameters: Mapping[str, Any], machine: str) -> str:
-    passed = sum(result.status == "passed" for result in results)
-    return _PAGE.format(
-        title=f"{passed} of {len(results)} labs passed",
-        rows="\n".join(map(_row, results)),
-        parameters=html.escape(", ".join(f"{k} = {v!r}" for k, v in parameters.items())),
-        machine=html.escape(machine),
-    )
-
-
-def _row(result: Result) -> str:
-    name = html.escape(result.lab)
-    if result.notebook:
-        name = f'<a href="{html.escape(result.notebook)}">{name}</a>'
-    mark = {"passed": "✔ passed", "failed": "✘ failed"}.get(result.status, "✘ " + result.status)
-    cells = (name, mark, f"{result.seconds:.0f}", html.escape(result.message))
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

@@ -7,6 +7,7 @@ that breaks is itself reported, so the others still speak.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -25,6 +26,8 @@ OLDEST_PYTHON = (3, 10)
 TORCH_TRIED = ("2.13",)
 FRONT_END = {"jupyterlab": 4, "ipywidgets": 8, "jupyterlab_widgets": 3, "anywidget": 0}
 """Packages that the live view needs, with the major version that fits."""
+EXTENSIONS = ("@jupyter-widgets/jupyterlab-manager", "anywidget")
+"""Their halves in JupyterLab."""
 
 _MIB, _GIB = 1 << 20, 1 << 30
 SHM_PROBLEM, SHM_WARNING = 256 * _MIB, _GIB
@@ -95,6 +98,7 @@ def check_gpus() -> Iterator[Finding]:
 
 def check_front_end() -> Iterator[Finding]:
     """JupyterLab and the widget packages, which must fit each other."""
+    missing = _missing_extensions()
     versions = {name: _version(name) for name in FRONT_END}
     text = ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
     wrong = [name for name, version in versions.items() if not _fits(name, version)]
@@ -102,6 +106,10 @@ def check_front_end() -> Iterator[Finding]:
         needs = ", ".join(f"{name} {FRONT_END[name]}" for name in wrong if FRONT_END[name])
         way_out = (f"they fit with {needs}: " if needs else "") + _INSTALL
         yield Finding("JupyterLab", WARNING, f"no live view, only figures: {text}", way_out)
+    elif missing:
+        text = f"no live view, only figures: {', '.join(missing)}"
+        way_out = f"enable what is disabled (`jupyter labextension list` tells), or {_INSTALL}"
+        yield Finding("JupyterLab", WARNING, text, way_out)
     else:
         yield Finding("JupyterLab", OK, text)
 
@@ -126,8 +134,13 @@ def check_shared_memory() -> Iterator[Finding]:
     """Containers often have 64 MB of ``/dev/shm``; DataLoader workers then die of a bus error."""
     size = hardware.shared_memory()
     way_out = "docker run --shm-size=2g; on Kubernetes mount an emptyDir of medium Memory there"
-    if size is None:
+    free = hardware.shared_memory(free=True)
+    if size is None or free is None:
         yield Finding("/dev/shm", OK, "not used on this system")
+    elif free < SHM_PROBLEM <= size:
+        text = f"{free / _MIB:.0f} of {size / _MIB:.0f} MiB free"
+        way_out = "end what uses it; `ls /dev/shm` shows what ended programs have left"
+        yield Finding("/dev/shm", WARNING, text, way_out)
     elif size < SHM_PROBLEM:
         yield Finding("/dev/shm", PROBLEM, f"{size / _MIB:.0f} MiB", way_out)
     elif size < SHM_WARNING:
@@ -182,6 +195,19 @@ def check_loopback() -> Iterator[Finding]:
         yield Finding("loopback", PROBLEM, f"ranks cannot meet on 127.0.0.1: {error}", way_out)
 
 
+def check_leftovers() -> Iterator[Finding]:
+    """Ranks that an earlier run has left behind hold ports and memory."""
+    from labutils.leftovers import leftovers
+
+    found = [str(process.pid) for process in leftovers()]
+    if found:
+        text = f"{len(found)} processes of earlier runs: {', '.join(found)}"
+        way_out = f"unless you want them, end them: kill -9 {' '.join(found)}"
+        yield Finding("leftover ranks", WARNING, text, way_out)
+    else:
+        yield Finding("leftover ranks", OK, "none")
+
+
 def check_write_access() -> Iterator[Finding]:
     """Runs are recorded in temporary files, progress under the user's data folder."""
     from labutils.exercises import progress_folder
@@ -214,6 +240,7 @@ CHECKS: list[Callable[[], Iterator[Finding]]] = [
     check_size,
     check_host_name,
     check_loopback,
+    check_leftovers,
     check_write_access,
 ]
 
@@ -255,6 +282,22 @@ def main(arguments: argparse.Namespace) -> int:
     else:
         print(report(findings))
     return int(any(finding.level == PROBLEM for finding in findings))
+
+
+def _missing_extensions() -> list[str]:
+    """JupyterLab's halves of the widget packages: each must lie where it looks, and be enabled."""
+    from jupyter_core.paths import jupyter_config_path, jupyter_path
+
+    disabled: dict[str, bool] = {}
+    for folder in reversed(jupyter_config_path()):  # the user's own settings have the last word
+        for file in sorted(Path(folder, "labconfig").glob("page_config.json")):
+            with contextlib.suppress(OSError, ValueError):
+                disabled |= json.loads(file.read_text()).get("disabledExtensions", {})
+    found = [name for place in jupyter_path("labextensions") for name in EXTENSIONS
+             if Path(place, name).is_dir()]  # fmt: skip
+    return [f"{name} is missing" for name in EXTENSIONS if name not in found] + [
+        f"{name} is disabled" for name in EXTENSIONS if disabled.get(name)
+    ]
 
 
 def _version(package: str) -> str | None:

@@ -23,7 +23,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,10 +41,20 @@ _LONGEST = 600
 class Note:
     """A text for the reader of a notebook, as plain text and as HTML."""
 
-    def __init__(self, title: str, rows: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self,
+        title: str,
+        rows: Sequence[tuple[str, str]] = (),
+        mark: Mapping[str, Any] | None = None,
+    ) -> None:
         self.title = title
         self.rows = rows
         """(label, text) below the title; an empty label for a text that stands alone."""
+        self.mark = mark
+        """What programs that read the executed notebook find in the output's metadata."""
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {}, {"labutils": dict(self.mark)} if self.mark else {}
 
     def __repr__(self) -> str:
         width = max((len(label) for label, _ in self.rows), default=0)
@@ -69,7 +79,8 @@ class Verdict(Note):
     """What :func:`check` found; true if the exercise is solved."""
 
     def __init__(self, name: str, grade: Grade, reference: Reference) -> None:
-        super().__init__(_headline(name, grade), _failure_rows(grade, reference))
+        mark = {"check": name, "status": grade.status}
+        super().__init__(_headline(name, grade), _failure_rows(grade, reference), mark)
         self.name = name
         self.grade = grade
 
@@ -113,13 +124,14 @@ def hint(name: str) -> Note:
     rows = [(f"{number}.", text) for number, text in enumerate(hints[:given], 1)]
     if given == len(hints):
         rows.append(("", f"That was the last hint; lab.solution({name!r}) shows the solution."))
-    return Note(f"{name}: hint {given} of {len(hints)}", rows)
+    mark = {"hint": name, "given": given}
+    return Note(f"{name}: hint {given} of {len(hints)}", rows, mark)
 
 
 def solution(name: str) -> Note:
     """The reference solution's source."""
     source = inspect.getsource(_load(name).function)
-    return Note(f"{name}: one solution", [("", source.rstrip())])
+    return Note(f"{name}: one solution", [("", source.rstrip())], {"solution": name})
 
 
 def progress() -> Note:

@@ -104,13 +104,16 @@ def memory_limit(root: Path = _ROOT) -> int:
     return min([_physical_memory(), *_memory_limits(root)])
 
 
-def shared_memory(path: str = "/dev/shm") -> int | None:
-    """Bytes that DataLoader workers can pass tensors through; None where there is no such place."""
+def shared_memory(path: str = "/dev/shm", free: bool = False) -> int | None:
+    """Bytes that DataLoader workers can pass tensors through; None where there is no such place.
+
+    With ``free``, what of it is not in use.
+    """
     try:
         stat = os.statvfs(path)
     except (AttributeError, OSError):  # Windows has no statvfs, macOS no /dev/shm
         return None
-    return stat.f_blocks * stat.f_frsize
+    return (stat.f_bavail if free else stat.f_blocks) * stat.f_frsize
 
 
 def worker_budget(ranks: int = 1, cores: int | None = None) -> int:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import os
 import re
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,22 @@ def clean(notebook: Any, folder: str | Path) -> None:
             cell.outputs = [o for o in _joined(cell.outputs) if _drop_widget(o)]
             for output in cell.outputs:
                 _scrub_output(output, Path(folder))
+
+
+def fingerprint(path: Path, parameters: Mapping[str, Any]) -> str:
+    """Of all that decides how a lab runs: its code, the solutions and scripts, labutils, torch."""
+    from importlib import metadata
+
+    import nbformat
+
+    digest = hashlib.sha256(repr(sorted(parameters.items())).encode())
+    digest.update(metadata.version("torch").encode())
+    for cell in nbformat.read(path, as_version=4).cells:
+        digest.update(f"{cell.cell_type}\0{cell.source}\0".encode())
+    files = [*Path(__file__).parent.rglob("*"), *path.parent.glob("s*/*")]
+    for file in sorted(file for file in files if file.suffix in (".py", ".toml", ".csv", ".js")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def refresh(path: Path, timeout_s: float = CELL_TIMEOUT_S) -> None:

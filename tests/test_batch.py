@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 
 from labutils import batch
 from labutils.cli import main
 from tests import notebook_maker
 
+RANKS = """
+import os, time, labutils as lab
+def wait(folder):
+    open(f"{folder}/{os.getpid()}", "w").close()
+    time.sleep(600)
+lab.launch(wait, ranks=2, args=(FOLDER,), timeout=None)
+"""
+
 
 def summary(out: Path) -> dict:
     return json.loads((out / "summary.json").read_text())
+
+
+def start(labs: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "labutils", "run", str(labs), "--out", str(out), *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def test_one_failing_lab_does_not_stop_the_others(
@@ -75,7 +94,6 @@ def test_a_cell_that_hangs_is_a_timeout(tmp_path: Path) -> None:
     lab = notebook_maker.write(tmp_path / "01_hang.ipynb", "import time; time.sleep(600)")
     result = batch.run_lab(lab, tmp_path / "out.ipynb", {"gpus": 1}, timeout_s=2)
     assert (result.status, result.message) == ("timeout", "a cell took longer than 2 s")
-    assert result.seconds < 60
 
 
 @pytest.mark.parametrize(
@@ -106,3 +124,91 @@ def test_results_never_overwrite_the_labs(
     assert main(["run", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert "is the lab itself" in capsys.readouterr().err
     assert lab.read_bytes() == before
+
+
+def test_what_a_lab_shows_is_in_the_summary(tmp_path: Path) -> None:
+    notebook_maker.write(
+        tmp_path / "labs" / "01_a.ipynb",
+        "import labutils as lab",
+        'lab.key_figure("speed", 3.0, "GB/s", "measured", expected=(1, 2))',
+        'lab.key_figure("size <b>", 5, "MB", "simulated")',
+        "print('Exercise ring: solved, the cells below use your answer.')",
+        "print('Exercise tree: not solved yet, the cells below use the reference solution.')",
+        "import os; print(os.environ['LABUTILS_DATA'])",
+    )
+    out = tmp_path / "out"
+    assert main(["run", str(tmp_path / "labs"), "--out", str(out)]) == 0
+    (result,) = summary(out)["results"]
+    assert result["exercises"] == {"ring": "solved", "tree": "unsolved"}
+    speed, size = result["figures"]
+    assert (speed["value"], speed["unit"], speed["expected"]) == (3.0, "GB/s", [1, 2])
+    assert not speed["within"]
+    assert size["within"]
+    assert summary(out)["versions"]["torch"].startswith("2.")
+    assert summary(out)["machine"]["cores"] >= 1
+    page = (out / "summary.html").read_text()
+    for text in ("1 of 2", "3 GB/s", "1 to 2", "✘ outside", "size &lt;b&gt;", "no range known"):
+        assert text in page
+    # The learner's own progress is left alone.
+    notebook = nbformat.read(out / "01_a.ipynb", as_version=4)
+    assert notebook.cells[-1].outputs[0].text.strip() == str(out / ".progress")
+
+
+def test_resume_keeps_what_has_passed_and_has_not_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labs, out = tmp_path / "labs", tmp_path / "out"
+    notebook_maker.write(labs / "01_a.ipynb", "print(1)")
+    notebook_maker.write(labs / "02_b.ipynb", "1 / 0")
+    words = ["run", str(labs), "--out", str(out), "--resume"]
+    assert main(words) == 1
+    first = (out / "01_a.ipynb").read_bytes()
+    notebook_maker.write(labs / "02_b.ipynb", "print(2)")
+    assert main(words) == 0
+    assert (out / "01_a.ipynb").read_bytes() == first, "it had passed, and was not run again"
+    assert "passed before" in capsys.readouterr().out
+    assert [result["status"] for result in summary(out)["results"]] == ["passed", "passed"]
+    assert main([*words, "--gpus", "2", "--only", "01"]) == 0
+    assert (out / "01_a.ipynb").read_bytes() != first, "other parameters: it was run again"
+
+
+def test_runs_side_by_side(tmp_path: Path) -> None:
+    notebook_maker.write(tmp_path / "labs" / "01_a.ipynb", "print(1)")
+    runs = [start(tmp_path / "labs", tmp_path / f"out{number}") for number in range(3)]
+    shown = [run.communicate(timeout=300)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0], shown
+
+
+def test_one_folder_takes_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    notebook_maker.write(tmp_path / "labs" / "01_a.ipynb", "print(1)")
+    out = tmp_path / "out"
+    out.mkdir()
+    with batch._alone_in(out):
+        assert main(["run", str(tmp_path / "labs"), "--out", str(out)]) == 2
+    assert "another run is writing to" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals like these")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_run_leaves_no_rank(tmp_path: Path, number: signal.Signals) -> None:
+    pids, out = tmp_path / "pids", tmp_path / "out"
+    pids.mkdir()
+    notebook_maker.write(tmp_path / "labs" / "01_a.ipynb", RANKS.replace("FOLDER", repr(str(pids))))
+    run = start(tmp_path / "labs", out)
+    deadline = time.monotonic() + 120
+    while len(os.listdir(pids)) < 2:
+        assert run.poll() is None, run.communicate()[0]
+        assert time.monotonic() < deadline, "the ranks never came up"
+        time.sleep(0.05)
+    below = psutil.Process(run.pid).children(recursive=True)
+    assert {int(pid) for pid in os.listdir(pids)} <= {process.pid for process in below}
+    run.send_signal(number)
+    _, alive = psutil.wait_procs(below, timeout=2)
+    assert alive == []
+    shown = run.communicate(timeout=30)[0]
+    if number != signal.SIGKILL:
+        assert run.returncode == 130, shown
+        assert [result["status"] for result in summary(out)["results"]] == ["stopped"]
+        assert {path.name for path in out.iterdir()} <= {
+            "summary.json", "summary.html", ".lock", ".progress", "01_a.ipynb",
+        }  # fmt: skip

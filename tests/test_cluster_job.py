@@ -34,6 +34,15 @@ print("ran:", *words, flush=True)
 dist.barrier()
 dist.destroy_process_group()
 """
+SAVING = """
+import os, signal, sys, time
+def save(*signal):
+    print(f"rank {os.environ['RANK']} saves", flush=True)
+    sys.exit(3)
+signal.signal(signal.SIGUSR1, save)
+print(f"rank {os.environ['RANK']} trains", flush=True)
+time.sleep(300)
+"""
 
 ENVIRONMENTS = {
     "two nodes": {
@@ -244,6 +253,29 @@ def test_the_preflight_names_the_broken_node(folder: Path, broken: str, sentence
         assert sentence in done.stdout, shown
         assert "training was not started" in done.stderr
         assert "ran:" not in shown
+        assert cluster.processes() == []
+
+
+def test_when_the_time_is_up_every_rank_saves_and_the_job_is_queued_again(folder: Path) -> None:
+    Path("training.py").write_text(SAVING)
+    script = write_job("--ranks-per-node", "1", "--preflight-timeout=0", "--requeue", "training.py")
+    with Cluster(folder) as cluster:
+        variables = {**ENVIRONMENTS["two nodes"], "PYTHONPATH": str(ROOT)}
+        job = subprocess.Popen(
+            [*cluster.enter("node01", folder), "bash", str(script)],
+            env=cluster.environment(**variables), stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert job.stdout is not None
+        lines = []
+        while sum("trains" in line for line in lines) < 2:
+            lines.append(job.stdout.readline())
+            assert lines[-1], f"it ended too early: {lines}"
+        job.send_signal(signal.SIGUSR1)
+        rest = job.communicate(timeout=120)[0]
+        assert "rank 0 saves" in rest
+        assert "rank 1 saves" in rest
+        assert rest.endswith("go on from the checkpoint.\nrequeued 123456\n")
+        assert job.returncode != 0
         assert cluster.processes() == []
 
 

@@ -6,17 +6,20 @@ import builtins
 import json
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from labutils import doctor, hardware
 from labutils.cli import main
 from labutils.doctor import OK, PROBLEM, WARNING, Finding
+from labutils.leftovers import leftovers
 
 GIB = 1 << 30
 Patch = pytest.MonkeyPatch
@@ -131,8 +134,68 @@ def test_no_kernel(monkeypatch: Patch) -> None:
     [(64 << 20, PROBLEM), (512 << 20, WARNING), (2 * GIB, OK), (None, OK)],
 )
 def test_shared_memory(monkeypatch: Patch, size: int | None, level: str) -> None:
-    monkeypatch.setattr(hardware, "shared_memory", lambda: size)
+    monkeypatch.setattr(hardware, "shared_memory", lambda free=False: size)
     assert only(doctor.check_shared_memory, "/dev/shm").level == level
+
+
+def test_shared_memory_that_is_full(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(hardware, "shared_memory", lambda free=False: 10 << 20 if free else GIB)
+    finding = only(doctor.check_shared_memory, "/dev/shm")
+    assert (finding.level, finding.text) == (WARNING, "10 of 1024 MiB free")
+
+
+RANK = """
+import os, subprocess, sys
+variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"],
+                        env={**os.environ, **variables}, **quiet)
+print(rank.pid)
+"""
+
+
+def test_a_rank_that_an_earlier_run_has_left() -> None:
+    """Its parent ends without it, as an agent that is killed does."""
+    done = subprocess.run([sys.executable, "-c", RANK], capture_output=True, text=True, check=True)
+    rank = psutil.Process(int(done.stdout))
+    try:
+        if rank.ppid() != 1:
+            pytest.skip(f"orphans become children of process {rank.ppid()} here, not of the first")
+        finding = only(doctor.check_leftovers, "leftover ranks")
+        assert finding.level == WARNING
+        assert str(rank.pid) in finding.text
+        assert str(rank.pid) in finding.way_out
+    finally:
+        rank.kill()
+    gone, _ = psutil.wait_procs([rank], timeout=10)
+    assert gone
+    assert str(rank.pid) not in only(doctor.check_leftovers, "leftover ranks").text
+
+
+def test_a_rank_that_is_looked_after_is_no_leftover() -> None:
+    variables = {**os.environ, "RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    rank = subprocess.Popen(
+        [sys.executable, "-c", "import labutils.launch.guard, time; time.sleep(300)"], env=variables
+    )
+    try:
+        assert rank.pid not in [process.pid for process in leftovers()]
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+def test_extensions_of_jupyterlab(monkeypatch: Patch, tmp_path: Path) -> None:
+    assert only(doctor.check_front_end, "JupyterLab").level == OK
+    settings = tmp_path / "labconfig" / "page_config.json"
+    settings.parent.mkdir()
+    settings.write_text('{"disabledExtensions": {"anywidget": true}}')
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
+    finding = only(doctor.check_front_end, "JupyterLab")
+    assert finding.level == WARNING
+    assert "anywidget is disabled" in finding.text
+    monkeypatch.setattr("jupyter_core.paths.jupyter_path", lambda *words: [str(tmp_path)])
+    finding = only(doctor.check_front_end, "JupyterLab")
+    assert "@jupyter-widgets/jupyterlab-manager is missing" in finding.text
 
 
 def test_small_machine(monkeypatch: Patch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 if sys.version_info >= (3, 11):
@@ -22,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONDA_NAMES = {"matplotlib": "matplotlib-base", "torch": "pytorch"}
 """Where conda-forge calls a package by another name."""
 BINDER_NAMES = {**CONDA_NAMES, "torch": "pytorch-cpu"}
+GPU_NAMES = {**CONDA_NAMES, "torch": "pytorch-gpu"}
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 
 
@@ -94,7 +98,11 @@ def test_constraints_are_exact_and_portable() -> None:
 
 @pytest.mark.parametrize(
     ("path", "names", "extras"),
-    [("environment.yml", CONDA_NAMES, ["test"]), ("binder/environment.yml", BINDER_NAMES, [])],
+    [
+        ("environment.yml", CONDA_NAMES, ["test"]),
+        ("environment-gpu.yml", GPU_NAMES, ["test"]),
+        ("binder/environment.yml", BINDER_NAMES, []),
+    ],
 )
 def test_conda_environments_ask_for_what_the_project_asks_for(
     path: str, names: dict[str, str], extras: list[str]
@@ -109,6 +117,21 @@ def test_conda_environments_ask_for_what_the_project_asks_for(
         asked = set(version.split(","))
         assert asked == set(str(requirement.specifier).split(",")), f"{name} in {path}"
     assert set(versions) == {"python", "pip"}, "conda-forge packages that the project does not need"
+
+
+def test_conda_environments_have_a_python_that_the_project_takes() -> None:
+    wanted = SpecifierSet(project()["requires-python"])
+    for path in ("environment.yml", "environment-gpu.yml", "binder/environment.yml"):
+        version = conda(path)[0]["python"]
+        taken = [python for python in PYTHONS if _takes(version, python)]
+        assert taken, f"{path} takes none of {PYTHONS}"
+        assert all(wanted.contains(python) for python in taken)
+
+
+def _takes(conda_version: str, python: str) -> bool:
+    """conda's ``=3.12`` is what pip writes as ``==3.12.*``."""
+    fuzzy = re.sub(r"^=(?!=)(.*)", r"==\1.*", conda_version)
+    return SpecifierSet(fuzzy).contains(f"{python}.1")
 
 
 def test_binder_gets_the_cpu_build_and_labutils() -> None:
@@ -138,12 +161,89 @@ def test_binder_starts_in_the_labs(tmp_path: Path) -> None:
 
     served = shown("jupyter-lab", "--ip", "0.0.0.0")
     assert served.startswith("--ip 0.0.0.0 ")
-    assert "--LabApp.default_url=/lab/tree/labs" in served
+    (url,) = re.findall(r"--LabApp.default_url=/lab/tree/(\S+)", served)
+    assert (ROOT / url).is_file(), f"there is no {url} to start with"
     assert shown("echo", "two words") == "two words\n"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="an image is built on Linux, with GNU sed")
+def test_binder_begins_with_two_gpus(tmp_path: Path) -> None:
+    labs = sorted((ROOT / "labs").glob("*.ipynb"))
+    (tmp_path / "labs").mkdir()
+    for path in labs:
+        (tmp_path / "labs" / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "python").write_text("#!/bin/sh\n")  # pip has nothing to do here
+    (tmp_path / "python").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    command = [str(ROOT / "binder" / "postBuild")]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    for path in labs:
+        before, after = (json.loads(p.read_text()) for p in (path, tmp_path / "labs" / path.name))
+        told, asked = _gpus(before), _gpus(after)
+        assert asked == min(told, 2), path.name
+        changed = [a["id"] for a, b in zip(after["cells"], before["cells"]) if a != b]
+        assert len(changed) == int(told > 2), f"{path.name}: {changed}"
+
+
+def _gpus(notebook: dict[str, Any]) -> int:
+    (cell,) = (c for c in notebook["cells"] if "parameters" in c["metadata"].get("tags", ()))
+    values: dict[str, Any] = {}
+    exec("".join(cell["source"]), values)
+    return int(values["gpus"])
+
+
+def test_repo2docker_accepts_the_repository() -> None:
+    program = shutil.which("jupyter-repo2docker")
+    if program is None:
+        pytest.skip("there is no repo2docker here: pip install jupyter-repo2docker")
+    done = subprocess.run([program, "--no-build", "--debug", ROOT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    recipe = done.stdout + done.stderr
+    for step in ('--file "binder/environment.yml"', "./binder/postBuild", "binder/start"):
+        assert step in recipe, step
+
+
+def test_batch_jobs_are_good_bash(tmp_path: Path) -> None:
+    jobs = [path for path in tracked() if path.suffix == ".sbatch"]
+    assert jobs
+    for path in jobs:
+        first, *rest = path.read_text().splitlines()
+        assert first == "#!/usr/bin/env bash"
+        assert "set -euo pipefail" in rest
+        subprocess.run(["bash", "-n", path], check=True)
+    if shutil.which("shellcheck") is None:
+        pytest.skip("there is no shellcheck: apt-get install shellcheck")
+    files = [*jobs, *(ROOT / name for name in SCRIPTS)]
+    done = subprocess.run(["shellcheck", *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_batch_job_runs_the_labs(tmp_path: Path) -> None:
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "activate").write_text(f"PATH={programs}:$PATH\n")
+    (programs / "labutils").write_text('#!/bin/sh\necho labutils "$@"\n[ "$1" = run ]\n')
+    (programs / "labutils").chmod(0o755)
+    job = {"SLURM_JOB_ID": "77", "SLURM_GPUS_ON_NODE": "4", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", ROOT / "labs" / "scripts" / "run_labs.sbatch", "--only", "03"],
+        env={"PATH": "/usr/bin:/bin", **job},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "labutils doctor",
+        "labutils run labs --gpus 4 --out results-77 --resume --only 03",
+    ]
+    assert "because of the problems above" in done.stderr
+
+
+SCRIPTS = (".ci/run", "binder/postBuild", "binder/start")
+
+
 def test_scripts_can_be_run() -> None:
-    for name in (".ci/run", "binder/postBuild", "binder/start"):
+    for name in SCRIPTS:
         path = ROOT / name
         assert path.stat().st_mode & 0o111 == 0o111, f"{name} is not executable"
         first, *rest = path.read_text().splitlines()

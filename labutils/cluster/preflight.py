@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from dataclasses import asdict
-from typing import IO, Any
+from typing import Any
 
 from labutils.cluster import address
 from labutils.cluster.facts import Facts, collect
@@ -39,7 +39,7 @@ class Line:
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock, self.deadline = sock, deadline
-        self._file: IO[bytes] = sock.makefile("rwb")
+        self._file = sock.makefile("rwb")
 
     def send(self, value: Any) -> None:
         self._file.write(json.dumps(value).encode() + b"\n")

@@ -1,0 +1,180 @@
+"""``labutils class-report folder``: how far a class has come, from its executed notebooks.
+
+A student is a folder below the one that is named, or a notebook that lies in it directly.  What
+counts is what the outputs say, whatever the files are called; a notebook that cannot be read is a
+line in the report, and stops nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import html
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from labutils import notebooks, outcome, pages
+from labutils.grading import SOLVED, UNSOLVED, WRONG
+
+_EXERCISE = re.compile(r"@lab\.exercise\(\s*[\"'](\w+)[\"']")
+_MARKS = {SOLVED: "✔", WRONG: "✘ wrong", UNSOLVED: "○ open", "": ""}
+_ORDER = ("", UNSOLVED, WRONG, SOLVED)  # of two verdicts on one exercise, the better one counts
+
+
+@dataclass
+class Student:
+    """What all notebooks of one student say together."""
+
+    name: str
+    exercises: dict[str, str] = field(default_factory=dict)
+    hints: int = 0
+    solutions: int = 0
+    """Exercises whose solution was looked at."""
+    errors: int = 0
+    executed: int = 0
+    cells: int = 0
+    seconds: float = 0.0
+    notebooks: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def count(self, state: str) -> int:
+        return sum(found == state for found in self.exercises.values())
+
+
+def gather(folder: Path) -> list[Student]:
+    """Read every notebook below a folder; students in alphabetical order."""
+    paths = sorted(
+        path for path in folder.rglob("*.ipynb")
+        if path.is_file() and not any(part.startswith(".") for part in path.parts)
+    )  # fmt: skip
+    if not paths:
+        raise ValueError(f"There is no notebook in {folder}; name the folder of the class.")
+    students: dict[str, Student] = {}
+    seen: dict[str, str] = {}
+    for path in paths:
+        inside = path.relative_to(folder)
+        name = inside.parts[0] if len(inside.parts) > 1 else path.stem
+        student = students.setdefault(name, Student(name))
+        student.notebooks += 1
+        _read(path, str(inside), student, seen)
+    return sorted(students.values(), key=lambda student: student.name.lower())
+
+
+def exercises_of(students: Sequence[Student]) -> list[str]:
+    """All exercises that occur, in the order in which they first do."""
+    return list(dict.fromkeys(name for student in students for name in student.exercises))
+
+
+def to_csv(students: Sequence[Student]) -> str:
+    """One line a student; the last columns are the exercises."""
+    names = exercises_of(students)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_HEAD, *names])
+    for student in students:
+        states = [student.exercises.get(name, "") for name in names]
+        writer.writerow(map(_harmless, [*_columns(student), *states]))
+    return text.getvalue()
+
+
+def to_html(students: Sequence[Student]) -> str:
+    """The same as a page, and how many have solved each exercise."""
+    names = exercises_of(students)
+    rows = []
+    for student in students:
+        states = [_MARKS.get(student.exercises.get(name, ""), "?") for name in names]
+        rows.append([html.escape(str(cell)) for cell in (*_columns(student), *states)])
+    solved = [sum(s.exercises.get(name) == SOLVED for s in students) for name in names]
+    rows.append(["<b>solved by</b>", *[""] * (len(_HEAD) - 1), *map(str, solved)])
+    title = f"{len(students)} students, {len(names)} exercises"
+    return pages.page(title, pages.table([*_HEAD, *names], rows), _LEGEND)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``labutils class-report``."""
+    parser.add_argument("folder", type=Path, help="a folder for each student, or their notebooks")
+    parser.add_argument("--out", type=Path, help="folder for class.html and class.csv (default: "
+                        "the class's own)")  # fmt: skip
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Write ``class.html`` and ``class.csv``; 1 if a notebook could not be read."""
+    students = gather(arguments.folder)
+    out = arguments.out or arguments.folder
+    out.mkdir(parents=True, exist_ok=True)
+    notebooks.write_whole(out / "class.csv", to_csv(students))
+    notebooks.write_whole(out / "class.html", to_html(students))
+    print(f"{len(students)} students: {out / 'class.html'}, {out / 'class.csv'}")
+    unread = [f"{s.name}: {note}" for s in students for note in s.notes if _UNREAD in note]
+    print(*unread, sep="\n", end="\n" if unread else "")
+    return int(bool(unread))
+
+
+_HEAD = ("student", "solved", "wrong", "open", "hints", "solutions shown", "errors", "cells run",
+         "minutes", "notebooks", "notes")  # fmt: skip
+_UNREAD = "cannot be read"
+_LEGEND = """<p>✔ solved; ✘ the last answer is wrong; ○ not begun; empty: never checked in any
+notebook. Hints, solutions and minutes are as far as the notebooks keep them: minutes need
+JupyterLab's cell timing, or papermill. "errors" counts cells that ended in one.</p>"""
+
+
+def _read(path: Path, shown: str, student: Student, seen: dict[str, str]) -> None:
+    """Add one notebook to its student."""
+    import nbformat
+
+    try:
+        content = path.read_bytes()
+        notebook = nbformat.reads(content.decode("utf-8"), as_version=4)
+        found = outcome.read(notebook)
+        set_here = _set_in(notebook)
+    except Exception as error:  # whatever people hand in
+        why = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        student.notes.append(f"{shown} {_UNREAD}: {why}")
+        return
+    digest = hashlib.sha256(content).hexdigest()
+    if digest in seen:
+        student.notes.append(f"{shown} is the same file as {seen[digest]}")
+    seen.setdefault(digest, shown)
+    if not found.executed:
+        student.notes.append(f"{shown} was not run")
+    _add(student, found, set_here, shown)
+
+
+def _add(student: Student, found: outcome.Outcome, set_here: set[str], shown: str) -> None:
+    for name, state in found.exercises.items():
+        if name not in set_here:
+            student.notes.append(f"{shown} has a verdict on {name}, but not the exercise")
+        elif _ORDER.index(state) >= _ORDER.index(student.exercises.get(name, "")):
+            student.exercises[name] = state
+    student.hints += sum(found.hints.values())
+    student.solutions += len(found.solutions)
+    student.errors += len(found.errors)
+    student.executed += found.executed
+    student.cells += found.cells
+    student.seconds += found.seconds or 0.0
+
+
+def _set_in(notebook: Any) -> set[str]:
+    """Exercises that the notebook has a cell for."""
+    code = (cell.source for cell in notebook.cells if cell.cell_type == "code")
+    return {name for source in code for name in _EXERCISE.findall(source)}
+
+
+def _columns(student: Student) -> list[Any]:
+    minutes = f"{student.seconds / 60:.0f}" if student.seconds else ""
+    return [
+        student.name, student.count(SOLVED), student.count(WRONG), student.count(UNSOLVED),
+        student.hints, student.solutions, student.errors, f"{student.executed} of {student.cells}",
+        minutes, student.notebooks, "; ".join(student.notes),
+    ]  # fmt: skip
+
+
+def _harmless(cell: Any) -> str:
+    """A spreadsheet runs what starts like a formula; names and notes are other people's text."""
+    text = str(cell)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
