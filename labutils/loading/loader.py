@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import shutil
+import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch.multiprocessing
@@ -50,7 +53,7 @@ class Loader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         if self.num_workers > 0:
-            self.worker_init_fn = Start(self.run_directory, self._own_init)
+            self.worker_init_fn = Start(self._run.directory(), self._own_init)
         with sentences.explained(self):
             return _Batches(self, super().__iter__())
 
@@ -59,12 +62,8 @@ class Loader(DataLoader[Any]):
 
     @property
     def run_directory(self) -> str:
-        """Where the workers write their spans while they are watched."""
-        return self._run.directory
-
-    def watched(self, on: bool) -> None:
-        """Tell the workers whether somebody watches; they look once per batch."""
-        self._run.watched(on)
+        """Where the workers write their spans while somebody watches; "" before they start."""
+        return self._run.path
 
 
 loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
@@ -98,30 +97,45 @@ class _Batches:
 
 
 class _Run:
-    """The run directory of one loader: made when first needed, gone with the loader."""
+    """The run directory of one loader: made when its workers first start, gone with the loader."""
+
+    watchers = 0
+    """How many watches follow the loaders of this process."""
 
     def __init__(self) -> None:
-        self._path = ""
-        self._watched = False
+        self.path = ""
 
-    @property
     def directory(self) -> str:
-        if not self._path:
-            self._path = rundir.create("loader")
-            weakref.finalize(self, _remove, self._path, os.getpid())
-            self.watched(self._watched)
-        return self._path
+        """Make it if there is none yet."""
+        with _making:
+            if not self.path:
+                path = rundir.create("loader")
+                weakref.finalize(self, _remove, path, os.getpid())
+                self.path = path
+                self.flag()
+        return self.path
 
-    def watched(self, on: bool) -> None:
-        self._watched = on
-        if not self._path:
+    def flag(self) -> None:
+        """Let the workers see whether anybody watches; they look once per batch."""
+        if not self.path:
             return
-        flag = os.path.join(self._path, WATCHED)
-        if on:
-            with open(flag, "w"):
-                pass
-        elif os.path.exists(flag):
-            os.remove(flag)
+        flag = Path(self.path) / WATCHED
+        if _Run.watchers:
+            flag.touch()
+        else:
+            flag.unlink(missing_ok=True)
+
+
+_making = threading.RLock()
+
+
+def watched(more: int) -> None:
+    """There is one watch more (1) or fewer (-1), which concerns the workers of every loader."""
+    with _making:
+        _Run.watchers += more
+        for loader in list(loaders):
+            with contextlib.suppress(OSError):
+                loader._run.flag()
 
 
 def _remove(path: str, owner: int) -> None:

@@ -57,6 +57,8 @@ class Measured:
     load_s: float
     """Making a batch, in the worker (or here)."""
     load_cpu_s: float
+    queued_s: float
+    """Of ``load_s``, waiting for a free core."""
     collate_s: float
     start_s: float
     """Until the first batch was there."""
@@ -199,6 +201,7 @@ def _measured(
         setting, counted, spent / counted, waited / counted,
         load_s=mean([m.ended_ns - m.started_ns for m in made]),
         load_cpu_s=mean([m.cpu_ns for m in made]),
+        queued_s=mean([m.queued_ns for m in made]),
         collate_s=mean([m.collate_ns for m in made]), start_s=start,
     )  # fmt: skip
 

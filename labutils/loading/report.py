@@ -131,6 +131,12 @@ class _Examination:
         found.step_s, found.step_cpu_s = measure.alone(self.step, batch, self.seconds)
         one = found.loading
         load_s = one.load_s if inside is None else min(one.load_s, inside.load_s)
+        load_s = max(load_s - one.queued_s, one.load_cpu_s)
+        if one.queued_s > 0.2 * one.load_s:
+            found.notes.append(
+                f"a worker waited {one.queued_s / one.load_s:.0%} of its time for a free core: "
+                "other programs keep this machine busy, and it is faster when they do not"
+            )
         found.model = LoadingModel(
             load_s, found.step_s, max(0.0, one.seconds - one.load_s), one.load_cpu_s,
             found.step_cpu_s, hardware.usable_cores() / self.ranks,
@@ -239,7 +245,7 @@ def _verdict(found: Findings) -> str:
     assert loading is not None
     if loading.load_s < 0.02 * found.step_s or loading.load_s < 5e-4:
         return "hardly any loading: workers would cost more than they bring"
-    if loading.load_cpu_s < 0.5 * loading.load_s:
+    if loading.load_cpu_s + loading.queued_s < 0.5 * loading.load_s:
         kind = "waiting for a disk or a network: workers that wait need no core of their own"
     else:
         kind = "work for a CPU: workers help as far as there are cores"

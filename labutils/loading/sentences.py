@@ -116,9 +116,10 @@ def _file_limit() -> str:
 
 
 def _pickling(found: re.Match[str], loader: Any) -> str:
+    reason = re.sub(r" at 0x[0-9a-f]+", "", found[0].splitlines()[0])[:120]
     return (
         f"The data set or one of the loader's functions cannot be sent to a worker "
-        f"({found[0].splitlines()[0][:120]}): with the start method {_start_method(loader)}, plain "
+        f"({reason}): with the start method {_start_method(loader)}, plain "
         "DataLoader takes only what an import finds. Use lab.Loader, which takes lambdas and local "
         "classes, and open files and connections inside the worker."
     )

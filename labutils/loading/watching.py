@@ -48,17 +48,17 @@ class LoadingSource:
     def __init__(self, process: Source) -> None:
         self._process = process
         self.kind, self.hardware = process.kind, process.hardware
-        self.rows: Sequence[str] = process.rows
+        self.rows: Sequence[str] = ()  # GPUs that are not used here are not shown
         self.capacity: dict[str, int] = process.capacity
         self.spans: list[Span] = []
         self.memory: list[MemorySample] = []
         self._followers: dict[str, Follower] = {}
-        self._taken = 0
+        self._taken = self._sampled = 0
 
     def start(self) -> None:
         """Begin to follow."""
-        self._tell(True)
         self._process.start()
+        loading.watched(1)
         self._start_ns = time.monotonic_ns()
         with telemetry.span(_PROBE):  # where it lies in the end says where this clock's zero is
             pass
@@ -69,36 +69,34 @@ class LoadingSource:
         new = self._process.spans[self._taken :]
         self._taken += len(new)
         self.spans += filter(_is_shown, new)
-        self.memory += self._process.memory[len(self.memory) :]
+        samples = self._process.memory[self._sampled :]
+        self._sampled += len(samples)
+        self.memory += [m for m in samples if m.allocated]
         self.spans += self._from_workers()
         return reached
 
     def stop(self) -> Trace:
         """End; returns everything."""
-        self._from_workers()
+        loading.watched(-1)
         trace = self._process.stop()
-        self._tell(False)
         began = next((span.start for span in trace.spans if span.name == _PROBE), 0.0)
         self._from_workers()
         workers = [s for follower in self._followers.values() for s in follower.trace.spans]
         moved = (replace(s, start=s.start + began, end=s.end + began) for s in workers)
         spans = [*filter(_is_shown, trace.spans), *moved]
         trace.spans = sorted(spans, key=lambda span: span.start)
+        used = {span.device for span in spans}
+        trace.memory = [m for m in trace.memory if m.device in used]
+        trace.capacity = {d: nbytes for d, nbytes in trace.capacity.items() if d in used}
         for device in (d for d in trace.devices if d != "host" and trace.busy(d)):
             trace.notes.append(f"{device} idle {idle_share(trace, device):.0%}, {IDLE_MEANS}")
         return trace
 
     def _from_workers(self) -> list[Span]:
-        self._tell(True)  # loaders made within the block too
-        for each in list(loading.loaders):
-            directory = each.run_directory
-            if directory not in self._followers:
+        for directory in [each.run_directory for each in list(loading.loaders)]:
+            if directory and directory not in self._followers:
                 self._followers[directory] = Follower(directory, self._start_ns)
         return [span for follower in self._followers.values() for span in follower.poll()[0]]
-
-    def _tell(self, watched: bool) -> None:
-        for each in list(loading.loaders):
-            each.watched(watched)
 
 
 def idle_share(trace: Trace, device: str = "GPU 0") -> float:

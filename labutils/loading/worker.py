@@ -45,6 +45,8 @@ class Envelope:
     """CPU time of the worker process (of the thread, without workers)."""
     collate_ns: int = 0
     """Time in the collate function, which is part of the whole."""
+    queued_ns: int = 0
+    """Time for which the worker could have gone on, but no core was free (known on Linux)."""
 
     def pin_memory(self) -> Envelope:
         """DataLoader calls this, in its pin thread (or, without workers, in the main thread)."""
@@ -56,18 +58,33 @@ class Envelope:
         return self
 
 
+def queued() -> int:
+    """Nanoseconds for which this thread has waited for a core so far; 0 where nobody counts them.
+
+    The second number of ``/proc/…/schedstat``: time on a run queue (Linux,
+    Documentation/scheduler/sched-stats).
+    """
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            return int(file.read().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
 class _Clock(threading.local):
     """Times of the batch that this thread is making."""
 
     worker = -1
     started_ns = 0
     cpu_ns = 0
+    queued_ns = 0
     spans: Spans | None = None
 
     def begin(self) -> None:
         """The first sample of a batch is about to be made (later ones of it change nothing)."""
         if not self.started_ns:
             self.started_ns = time.monotonic_ns()
+            self.queued_ns = queued()
             if self.worker < 0:
                 self.cpu_ns = time.thread_time_ns()
 
@@ -76,7 +93,10 @@ class _Clock(threading.local):
         now = time.monotonic_ns()
         cpu = time.thread_time_ns() if self.worker < 0 else time.process_time_ns()
         started = self.started_ns or now
-        envelope = Envelope(data, self.worker, started, now, cpu - self.cpu_ns, collate_ns)
+        envelope = Envelope(
+            data, self.worker, started, now, cpu - self.cpu_ns, collate_ns,
+            queued() - self.queued_ns,
+        )  # fmt: skip
         self.started_ns, self.cpu_ns = 0, cpu
         if self.spans is not None:
             self.spans.flush()
@@ -93,9 +113,11 @@ class Spans:
     """
 
     def __init__(self, directory: str, worker: int) -> None:
-        self.lines: list[Any] = []
+        self.lines: list[tuple[int, int, str, str]] = []
         self.watched = False
         self._lane = f"worker {worker}"
+        self._ends: dict[tuple[str, str], str] = {}
+        """What follows the two times in the line of a span, by its name and kind."""
         self._flag = os.path.join(directory or os.devnull, WATCHED)
         self._path = os.path.join(directory, f"rank-worker-{worker}-{os.getpid()}.jsonl")
         self.flush()
@@ -105,17 +127,26 @@ class Spans:
 
     def end(self, token: tuple[str, str, int]) -> None:
         name, kind, started = token
-        self.lines.append([started, time.monotonic_ns(), name, kind, self._lane, 0, ""])
+        self.lines.append((started, time.monotonic_ns(), name, kind))
 
     def flush(self) -> None:
         """Write what there is, and see whether anybody watches."""
         if self.lines:
-            text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in self.lines)
+            text = "".join(
+                f"[{start},{end},{self._end(name, kind)}" for start, end, name, kind in self.lines
+            )
             with contextlib.suppress(OSError), open(self._path, "a") as file:
                 file.write(text if file.tell() else json.dumps(_HEADER) + "\n" + text)
             self.lines = []
         self.watched = os.path.exists(self._flag)
         telemetry._sinks[:] = [self] if self.watched else []
+
+    def _end(self, name: str, kind: str) -> str:
+        end = self._ends.get((name, kind))
+        if end is None:
+            end = json.dumps([name, kind, self._lane, 0, ""])[1:] + "\n"
+            self._ends[name, kind] = end
+        return end
 
 
 class Samples(Dataset[Any]):
@@ -140,8 +171,7 @@ class Samples(Dataset[Any]):
         clock.begin()
         inner = self.inner
         if callable(getattr(inner, "__getitems__", None)):
-            with _sample():
-                return inner.__getitems__(indices)
+            return _named(inner.__getitems__, indices)
         make = self._one if _watched() else inner.__getitem__
         return [make(index) for index in indices]
 
@@ -151,8 +181,7 @@ class Samples(Dataset[Any]):
         return getattr(self.inner, name)
 
     def _one(self, index: Any) -> Any:
-        with _sample():
-            return self.inner[index]
+        return _named(self.inner.__getitem__, index)
 
 
 class Stream(IterableDataset[Any]):
@@ -169,11 +198,9 @@ class Stream(IterableDataset[Any]):
         samples = iter(self.inner)
         while True:
             clock.begin()
-            with _sample():
-                try:
-                    sample = next(samples)
-                except StopIteration:
-                    return
+            sample = _named(next, samples, _END)
+            if sample is _END:
+                return
             yield sample
 
 
@@ -228,14 +255,16 @@ def _watched() -> bool:
     return clock.spans is not None and clock.spans.watched
 
 
-@contextlib.contextmanager
-def _sample() -> Iterator[None]:
-    """Names the making of a sample where the data set names no steps of its own."""
+def _named(make: Callable[..., Any], *arguments: Any) -> Any:
+    """Make a sample; name that where the data set names no steps of its own."""
     spans = clock.spans
     if spans is None or not spans.watched:
-        yield
-        return
+        return make(*arguments)
     before, started = len(spans.lines), time.monotonic_ns()
-    yield
+    sample = make(*arguments)
     if len(spans.lines) == before:
         spans.end(("sample", "other", started))
+    return sample
+
+
+_END = object()
