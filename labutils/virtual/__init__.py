@@ -54,6 +54,7 @@ def enable(
     """
     from labutils.timing import profiles
     from labutils.virtual import device as registration
+    from labutils.virtual import limits
 
     if isinstance(devices, bool) or not isinstance(devices, int):
         raise ValueError(f"The number of virtual GPUs must be an integer, but got {devices!r}.")
@@ -71,12 +72,17 @@ def enable(
     state.gpu_name, state.multi_processor_count = gpu.name, gpu.multi_processor_count
     state.profile, state.phantom, state.devices = profile, compute == "phantom", devices
     registration.register()
+    limits.run_eagerly(True)
     _set_pace(loaded if pace == "wall" else None)
     return [torch.device("vgpu", i) for i in range(devices)]
 
 
 def disable() -> None:
     """Have no virtual GPUs any more; tensors on them stay readable."""
+    if state.devices:
+        from labutils.virtual import limits
+
+        limits.run_eagerly(False)
     state.devices = 0
     _set_pace(None)
 

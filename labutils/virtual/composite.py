@@ -29,6 +29,12 @@ FUNCTIONS = (
 )
 """Functions that make tensors in C++."""
 
+WITH_OUT = (
+    (torch, "det inverse slogdet"),
+    (torch.linalg, "cholesky det eigvalsh inv ldl_factor lu_factor slogdet svdvals"),
+)
+"""Functions that make tensors in C++ when they are given ``out=``."""
+
 _NAMES = (
     "arange empty empty_strided eye full linspace logspace ones scalar_tensor zeros "
     "tril_indices triu_indices"
@@ -59,12 +65,16 @@ class OnDevice(TorchDispatchMode):
         return wrap(result.to("meta") if state.phantom else result, self.index)
 
 
-def on_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``original``, with what its C++ makes on the device of its first argument."""
+def on_device(original: Callable[..., Any], *, with_out: bool = False) -> Callable[..., Any]:
+    """``original``, with what its C++ makes on the device of its first argument.
+
+    Args:
+        with_out: only in calls with ``out=``.
+    """
 
     @functools.wraps(original, updated=())
     def function(input: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(input) is not VirtualTensor:
+        if type(input) is not VirtualTensor or (with_out and kwargs.get("out") is None):
             return original(input, *args, **kwargs)
         with OnDevice(input.index):
             return original(input, *args, **kwargs)

@@ -29,6 +29,7 @@ from labutils.virtual import (
     distributed,
     errors,
     factories,
+    limits,
     methods,
     module,
     streams,
@@ -77,6 +78,7 @@ def register() -> None:
     autocast.install()
     checkpoint.install()
     distributed.install()
+    limits.install()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_after_fork)
     _registered = True
@@ -216,13 +218,34 @@ def _replace_data_parallel() -> None:
         return "vgpu" if state.devices else original_type()
 
     torch._utils._get_available_device_type = device_type
-    # parallel_apply asks torch.cuda for the index of a device, and would refuse vgpu:0.
-    apply = importlib.import_module("torch.nn.parallel.parallel_apply")
-    apply._get_device_index = torch._utils._get_device_index  # type: ignore[attr-defined]
+    _replace_parallel_apply()
     for name in ("data_parallel", "distributed"):
         user = importlib.import_module(f"torch.nn.parallel.{name}")
         if hasattr(user, "_get_available_device_type"):
             user._get_available_device_type = device_type  # type: ignore[attr-defined]
+
+
+def _replace_parallel_apply() -> None:
+    """Its threads compute on the CPU at the same time, so they share the CPU's cores."""
+    # The package has a function of the module's name, so the module is found by that name only.
+    module = importlib.import_module("torch.nn.parallel.parallel_apply")
+    # It asks torch.cuda for the index of a device, and would refuse vgpu:0.
+    module._get_device_index = torch._utils._get_device_index  # type: ignore[attr-defined]
+    original = module.parallel_apply
+
+    @functools.wraps(original)
+    def parallel_apply(modules: Any, *args: Any, **kwargs: Any) -> Any:
+        threads = torch.get_num_threads()
+        if not state.devices or len(modules) < 2:
+            return original(modules, *args, **kwargs)
+        torch.set_num_threads(max(1, threads // len(modules)))
+        try:
+            return original(modules, *args, **kwargs)
+        finally:
+            torch.set_num_threads(threads)
+
+    for user in ("", ".parallel_apply", ".data_parallel"):
+        importlib.import_module(f"torch.nn.parallel{user}").parallel_apply = parallel_apply  # type: ignore[attr-defined]
 
 
 def _replace_dropout() -> None:
@@ -243,11 +266,13 @@ def _replace_dropout() -> None:
 
 def _replace_composites() -> None:
     """Functions whose C++ makes tensors where their argument is."""
-    for owner, names in composite.FUNCTIONS:
-        for name in names.split():
-            original = getattr(owner, name, None)
-            if original is not None:
-                factories.replace(owner, name, composite.on_device(original))
+    for table, with_out in ((composite.FUNCTIONS, False), (composite.WITH_OUT, True)):
+        for owner, names in table:
+            for name in names.split():
+                if hasattr(owner, name):
+                    original = getattr(owner, name)
+                    replacement = composite.on_device(original, with_out=with_out)
+                    factories.replace(owner, name, replacement)
     factories.replace(torch, "ctc_loss", composite.ctc_loss(torch.ctc_loss))
 
 

@@ -38,14 +38,13 @@ def record(
     for tensor in inputs:
         if tensor.block.event:
             _wait_for_collective(tensor, index, stream, thread, phase)
-    number = recorder.append(Entry(what, thread, index, stream, phase, kernel, ref))
+    change = recorder.memory_change(index, state.ledger.allocated[index])
+    memory = Entry("memory", thread, index, stream, phase, None, change) if change else None
+    number = recorder.append(Entry(what, thread, index, stream, phase, kernel, ref), memory)
     if host.task != -1:
         writer = (thread, number)
         for tensor in outputs or inputs[:1]:
             tensor.block.writer = writer
-    change = recorder.memory_change(index, state.ledger.allocated[index])
-    if change:
-        recorder.append(Entry("memory", thread, index, stream, phase, None, change))
 
 
 def sample_memory(index: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from labutils.virtual import copies
-from labutils.virtual.tensor import VirtualTensor, adopt, wrap
+from labutils.virtual.tensor import VirtualTensor, adopt, nested, wrap
 
 _Tensor: Any = torch.Tensor
 
@@ -47,6 +47,8 @@ def _copy_(self: VirtualTensor, source: torch.Tensor, non_blocking: bool = False
 
 def to_virtual(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """``Tensor.to`` of a plain tensor to a virtual GPU."""
+    if self.is_nested:
+        raise nested()
     kwargs.pop("copy", None)
     device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args[:3], **kwargs)
     options = {"dtype": dtype, "memory_format": memory_format}

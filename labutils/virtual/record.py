@@ -167,18 +167,26 @@ class Recorder:
         self._local = threading.local()
         self._children: list[tuple[threading.Thread, str]] = []
 
-    def append(self, entry: Entry) -> int:
-        """Add a line; returns its number, counted from the first line ever.
+    def append(self, entry: Entry, memory: Entry | None = None) -> int:
+        """Add a line, and one on memory behind it if there is one.
 
         In real time, the calling thread waits here for the devices where it has to.
+
+        Returns:
+            The number of ``entry``, counted from the first line ever.
         """
+        pacer = self.pacer
         with self.lock:
             number = self.count
-            self.count = number + 1
             self.log.append(entry)
-            until = self.pacer.arrive(entry) if self.pacer else None
-        if until is not None and self.pacer:
-            self.pacer.wait(until, entry)
+            until = pacer.arrive(entry) if pacer else None
+            if memory is not None:
+                self.log.append(memory)
+                if pacer:
+                    pacer.arrive(memory)
+            self.count = number + (1 if memory is None else 2)
+        if until is not None and pacer:
+            pacer.wait(until, entry)
         return number
 
     def host(self) -> HostThread:

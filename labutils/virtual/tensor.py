@@ -57,6 +57,8 @@ def wrap(raw: torch.Tensor, index: int, block: Block | None = None) -> VirtualTe
         shape, stride, dtype = raw.shape, raw.stride(), raw.dtype
         nbytes = raw.untyped_storage().nbytes() if block is None else 0
     except RuntimeError:
+        if raw.is_nested:
+            raise nested() from None
         raise RuntimeError(
             f"Virtual GPUs hold dense tensors only, not {raw.layout}: use .to_dense(), "
             "or sparse=False in nn.Embedding."
@@ -76,6 +78,14 @@ def wrap(raw: torch.Tensor, index: int, block: Block | None = None) -> VirtualTe
     made.block = block
     made.signature = (shape, stride, dtype)
     return made
+
+
+def nested() -> RuntimeError:
+    """The error for a nested tensor."""
+    return RuntimeError(
+        "Virtual GPUs hold dense tensors only, no nested ones: keep the nested tensor on the CPU, or "
+        "pad it with torch.nested.to_padded_tensor(tensor, 0.0) and move that."
+    )
 
 
 def adopt(tensor: Any, source: VirtualTensor) -> None:
