@@ -2,39 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
+from fake_cuda import GIB, FakeCuda
 
 import labutils as lab
 from labutils.cuda_source import CudaSource
-
-GIB = 2**30
-
-
-class FakeCuda:
-    """Two GPUs of 16 GiB; the second holds ever more memory."""
-
-    def __init__(self) -> None:
-        self.waited: list[int] = []
-        self.asked = 0
-
-    def memory_allocated(self, device: int) -> int:
-        self.asked += 1
-        return GIB if device == 0 else self.asked * GIB
-
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        answers: dict[str, Any] = {
-            "is_available": lambda: True,
-            "device_count": lambda: 2,
-            "mem_get_info": lambda device: (15 * GIB, 16 * GIB),
-            "get_device_name": lambda device: "Fake GPU",
-            "synchronize": self.waited.append,
-            "memory_allocated": self.memory_allocated,
-        }
-        for name, answer in answers.items():
-            monkeypatch.setattr(torch.cuda, name, answer)
 
 
 @pytest.fixture
