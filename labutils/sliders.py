@@ -108,9 +108,9 @@ def _widget_class() -> Any:
 
     class SlidersWidget(anywidget.AnyWidget):
         _esm = Path(__file__).with_suffix(".js").read_text("utf-8")
-        controls = traitlets.List().tag(sync=True)
+        controls: Any = traitlets.List().tag(sync=True)
         """Per control: its name, its text, the texts of its options, whether it is a list."""
-        chosen = traitlets.Dict().tag(sync=True)
+        chosen: Any = traitlets.Dict().tag(sync=True)
         """Index of the chosen option by name."""
         message = traitlets.Unicode("").tag(sync=True)
 

@@ -7,6 +7,7 @@ stay in the notebook, and a notebook that is executed without a browser shows th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import html
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,8 @@ class WhatIf:
         }  # fmt: skip
         self.model, self.hardware = model, hardware
         self.prediction: Prediction
+        self._asked_question: Question
+        self._curve: list[tuple[int, float]] | None = None
         self._handles: list[Any] = []
         self._sliders: Sliders | None = None
         self._ahead: Ahead | None = None
@@ -102,7 +105,8 @@ class WhatIf:
             f"{asked['bucket_cap_mb']} MiB. It takes {found.step_s * 1e3:.1f} ms: "
             f"{found.samples_per_s:,.0f} samples/s, {found.efficiency:.0%} of what "
             f"{world:,} GPUs without each other would do, with "
-            f"{found.exposed_communication_s * 1e3:.1f} ms of communication that no computation hides. Each GPU holds up to {size(share)} of "
+            f"{found.exposed_communication_s * 1e3:.1f} ms of communication that no computation "
+            f"hides. Each GPU holds up to {size(share)} of "
             f"{size(self.hardware.gpu.memory_bytes)}.{out}"
         )
 
@@ -144,9 +148,8 @@ class WhatIf:
     def _answer(self, question: Question, asked: dict[str, Any]) -> None:
         self.prediction = question.answer()
         place = {"gpus": 0, "nodes": 0}  # the curve is the same wherever on it one stands
-        before = getattr(self, "_asked_question", None)
-        if before is None or {**asked, **place} != {**self.asked, **place}:
-            self._curve: list[tuple[int, float]] | None = None
+        if {**asked, **place} != {**self.asked, **place}:
+            self._curve = None
         self._asked_question, self.asked = question, asked
 
     def _moved(self, values: dict[str, Any]) -> None:
@@ -184,10 +187,8 @@ class WhatIf:
         from labutils.timing.aside import Ahead
 
         if self._ahead is None:
-            loop = _loop()
-            self._ahead = Ahead(
-                lambda asked, error: loop and loop.call_soon_threadsafe(self._recorded, error)
-            )
+            loop = asyncio.get_running_loop()
+            self._ahead = Ahead(lambda _, error: _tell(loop, self._recorded, error))
         return self._ahead
 
     def _recorded(self, error: Exception | None) -> None:
@@ -211,7 +212,7 @@ class WhatIf:
                 asked = {**self.asked, "precision": precision, "accumulate": passes}
                 self._recorder().want({"model": self.model, "strategy": "ddp", **asked})
 
-    # ------------------------------------------------------------------------------------ the display
+    # ---------------------------------------------------------------------------------- the display
 
     def _controls(self) -> Sliders:
         if self._sliders is None:
@@ -290,20 +291,19 @@ def what_if(model: Any, **asked: Any) -> WhatIf:
     return WhatIf(model, **asked)
 
 
-def _loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:  # outside of a notebook
-        return None
+def _tell(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
+    """Have the notebook's own thread do it, unless the notebook has ended meanwhile."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(*call)
 
 
 def _after(pause: float, action: Callable[[], None]) -> asyncio.TimerHandle | None:
     """Do it a little later; at once where there is no event loop."""
-    loop = _loop()
-    if loop is None:
+    try:
+        return asyncio.get_running_loop().call_later(pause, action)
+    except RuntimeError:
         action()
         return None
-    return loop.call_later(pause, action)
 
 
 __all__ = ["WhatIf", "what_if"]

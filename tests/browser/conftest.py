@@ -34,8 +34,10 @@ CHROMIUM_FLAGS = [
 QUIET = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "docmanager-extension/plugin": {"autosave": False},
+    "notebook-extension/tracker": {"windowingMode": "none"},
 }
-"""JupyterLab's settings: it asks nothing, fetches nothing, and saves when told to."""
+"""JupyterLab's settings: it asks nothing, fetches nothing, saves when told to, and has every cell
+in the page, also those that one would have to scroll to."""
 
 
 @dataclass(frozen=True)

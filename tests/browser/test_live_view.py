@@ -163,3 +163,41 @@ def test_draws_in_notebook_7_too(page: Any, lab_server: Any, notebook: Path) -> 
     page.wait_for_function(f"document.querySelector('{PICTURE}')?.naturalWidth > 600")
     # Notebook 7 complains about plugins of JupyterLab that it does not have.
     assert [e for e in page.errors if "registered" not in e and "'schema'" not in e] == []
+
+
+def test_legible_in_light_and_in_dark(
+    page: Any, notebook: Path, open_notebook: Callable[..., None], run_all: Callable[[Any], None],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    open_notebook(page, "live/feed.ipynb")
+    run_all(page)
+    page.wait_for_selector(".lab-legend >> text=backward", timeout=60_000)
+    for theme in ("Dark", "Light"):
+        page.evaluate(
+            "name => window.jupyterapp.commands.execute('apputils:change-theme', { theme: name })",
+            f"JupyterLab {theme}",
+        )
+        page.wait_for_function(f"{BRIGHTNESS} {'<' if theme == 'Dark' else '>'} 128")
+        page.locator(".lab-live").screenshot(path=tmp_path / f"{theme}.png")
+        for element in (".lab-live", ".lab-head i", ".lab-status", ".lab-live button"):
+            assert page.evaluate(CONTRAST, element) >= 4.5, (theme, element)  # WCAG 2.1, level AA
+    (notebook.parent / "stop").touch()
+    assert page.errors == []
+
+
+BRIGHTNESS = (
+    f"(() => {{ const c = document.querySelector('{CANVAS}');"
+    "return c.getContext('2d').getImageData(c.width - 1, 0, 1, 1).data[0]; })()"
+)
+"""Of the corner of the canvas, where nothing is drawn."""
+
+CONTRAST = """selector => {
+    const numbers = (colour) => colour.match(/[0-9.]+/g).map(Number);
+    const linear = (c) => (c <= 10.3 ? c / 3295 : ((c / 255 + 0.055) / 1.055) ** 2.4);
+    const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+    const back = numbers(getComputedStyle(document.querySelector('.lab-live')).backgroundColor);
+    const [r, g, b, a = 1] = numbers(getComputedStyle(document.querySelector(selector)).color);
+    const ink = [r, g, b].map((c, i) => a * c + (1 - a) * back[i]);
+    const [low, high] = [luminance(ink), luminance(back)].sort((x, y) => x - y);
+    return (high + 0.05) / (low + 0.05);
+}"""

@@ -1,0 +1,121 @@
+"""Every lab in a real JupyterLab, one in Notebook 7: it runs, it draws live, its pictures stay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LABS = sorted(p.name for p in Path(__file__).parents[2].glob("labs/[0-9][0-9]_*.ipynb"))
+SECONDS = 300
+"""How long a lab may take here; it is a guard, not a measurement."""
+
+WATCH = """
+window.seen = {};  // of every live view by its name: when it came, when it went, whether it drew
+setInterval(() => {
+  for (const view of document.querySelectorAll(".lab-live")) {
+    const title = view.getAttribute("aria-label"), now = performance.now();
+    const seen = (window.seen[title] ??= { from: now, drawn: false });
+    seen.to = now;
+    const { height } = view.querySelector("canvas");
+    seen.drawn ||= height > 60 && !!view.querySelector(".lab-legend span");
+  }
+}, 50);
+"""
+WIDGET = "application/vnd.jupyter.widget-view+json"
+IMAGES = "[...document.querySelectorAll('.jp-OutputArea-output img')]"
+LONG_MS = 1500
+"""A view that was there for so long must have drawn; a shorter one may go before it could."""
+
+every_lab = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if "dataparallel" in n else pytest.mark.full) for n in LABS]
+)
+
+
+@every_lab
+def test_runs_all_draws_live_and_keeps_pictures(
+    page: Any, lab_server: Any, name: str, open_notebook: Callable[..., None],
+    run_all: Callable[[Any], None], wait_idle: Callable[..., None],
+) -> None:  # fmt: skip
+    path = lab_server.root / "labs" / name
+    clear(path)
+    page.add_init_script(WATCH)
+    open_notebook(page, f"labs/{name}")
+    run_all(page)
+    wait_idle(page, seconds=SECONDS)
+    assert page.errors == []
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    page.wait_for_function("!document.querySelector('.jp-mod-dirty')", timeout=30_000)
+
+    outputs = check_outputs(json.loads(path.read_text()))
+    check_live_views(page.evaluate("window.seen"), outputs)
+    check_reopened(page, f"labs/{name}", outputs, open_notebook)
+
+
+@pytest.mark.full
+def test_runs_in_notebook_7_too(page: Any, lab_server: Any) -> None:
+    clear(lab_server.root / "labs/02_dataparallel.ipynb")
+    page.add_init_script(WATCH)
+    page.goto(f"{lab_server.url}notebooks/labs/02_dataparallel.ipynb?token={lab_server.token}")
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=90_000)
+    page.click(".lm-MenuBar-itemLabel:text('Run')")
+    page.click(".lm-Menu-itemLabel:text('Run All Cells')")
+    prompts = "[...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]"
+    page.wait_for_function(
+        f"{prompts}.every(prompt => /[0-9]/.test(prompt.textContent))",
+        timeout=SECONDS * 1000, polling=200,
+    )  # fmt: skip
+    stderr = page.locator("[data-mime-type='application/vnd.jupyter.stderr']")
+    assert not [text for text in stderr.all_inner_texts() if "Error" in text]
+    seen = page.evaluate("window.seen")
+    assert seen and all(v["drawn"] for v in seen.values() if v["to"] - v["from"] > LONG_MS)
+    page.wait_for_function(f"{IMAGES}.some(image => image.naturalWidth > 600)", timeout=30_000)
+    # Notebook 7 complains about plugins of JupyterLab that it does not have.
+    assert [e for e in page.errors if "registered" not in e and "'schema'" not in e] == []
+
+
+def clear(path: Path) -> None:
+    """Take the stored outputs away, so that what is found later was made here."""
+    notebook = json.loads(path.read_text())
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell["outputs"], cell["execution_count"] = [], None
+    path.write_text(json.dumps(notebook))
+
+
+def check_outputs(notebook: Any) -> list[dict[str, Any]]:
+    """Every cell ran without an error, and the live views have become pictures; their data."""
+    cells = [c for c in notebook["cells"] if c["cell_type"] == "code"]
+    assert all(c["execution_count"] for c in cells if "".join(c["source"]).strip())
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert not [o for o in outputs if o["output_type"] == "error"]
+    data = [o["data"] for o in outputs if "data" in o]
+    widgets = [d for d in data if WIDGET in d]
+    assert all("".join(d["text/plain"]).startswith("sliders:") for d in widgets)
+    return data
+
+
+def check_live_views(seen: dict[str, Any], outputs: list[dict[str, Any]]) -> None:
+    """Those that were there long enough have drawn, and each has left a picture."""
+    live = [d for d in outputs if "".join(d.get("text/plain", "")).startswith("timeline:")]
+    assert all("image/png" in d for d in live)
+    assert bool(live) == bool(seen)
+    blank = [t for t, v in seen.items() if v["to"] - v["from"] > LONG_MS and not v["drawn"]]
+    assert blank == []
+
+
+def check_reopened(
+    page: Any, path: str, outputs: list[dict[str, Any]], open_notebook: Callable[..., None]
+) -> None:
+    """After a reload, with the kernel shut down, all pictures are there."""
+    page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
+    open_notebook(page, path, kernel=False)
+    pictures = sum("image/png" in d for d in outputs)
+    page.wait_for_function(
+        f"count => {IMAGES}.filter(i => i.naturalWidth > 200).length === count",
+        arg=pictures, timeout=30_000,
+    )  # fmt: skip
+    assert "Loading widget" not in page.inner_text(".jp-Notebook")
