@@ -34,7 +34,7 @@ def test_a_ring_passes_memory_three_times() -> None:
 
 def test_a_core_that_is_alone_shares_its_time() -> None:
     cpu = replace(V100, gpu=replace(V100.gpu, multi_processor_count=1))
-    assert load(6e9, 1.0, cpu).processors == pytest.approx(0.5)
+    assert load(6e9, 1.0, cpu) == pytest.approx(Load(0.5, 0.5))
     assert beside(cpu, Load(0.5, 0.0)).gpu.peak["float32"] == V100.gpu.peak["float32"] / 2
 
 

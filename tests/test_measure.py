@@ -9,7 +9,8 @@ import pytest
 
 from labutils.cli import main
 from labutils.timing import profiles
-from labutils.timing.cost import collective_seconds, kernel_seconds
+from labutils.timing.contention import beside, load
+from labutils.timing.cost import collective_seconds, kernel_seconds, wire_bytes
 from labutils.timing.measure import measure
 from labutils.timing.measured import report, toml
 from labutils.timing.predict import predict
@@ -22,7 +23,7 @@ CPU: dict[str, Any] = {
     "memory": 8 << 30, "processors": 1,
     "matmul": {"float32": [[64, 20e9], [512, 50e9], [1024, 40e9]]},
     "conv": [[8, 10e9], [32, 20e9], [64, 30e9]], "bandwidth": 8e9, "shortest": 3e-6,
-    "to_device": {}, "all_reduce": CURVE,
+    "to_device": {}, "all_reduce": CURVE, "busy": 6e-3,
 }  # fmt: skip
 GPU: dict[str, Any] = {
     **CPU, "kind": "cuda", "name": "Some GPU", "ranks": 1, "processors": 100, "all_reduce": [],
@@ -45,6 +46,15 @@ def test_a_matrix_product_takes_as_long_as_measured(tmp_path: Path) -> None:
     assert kernel_seconds(product, profile) == pytest.approx(2 * n**3 / 40e9, rel=0.02)
     addition = Kernel("add", "elementwise", "float32", 0, 2 * nbytes, nbytes)
     assert kernel_seconds(addition, profile) == pytest.approx(3e-6 + 3 * nbytes / 8e9)
+
+
+def test_an_all_reduce_takes_a_share_of_the_core(tmp_path: Path) -> None:
+    """Of its 9 ms it works 6: a kernel beside it has a third of the core."""
+    profile = written(CPU, tmp_path)
+    nbytes, seconds = CURVE[-1]
+    taken = load(wire_bytes("all_reduce", int(nbytes), 4), seconds, profile)
+    assert taken.processors == pytest.approx(2 / 3, rel=1e-3)
+    assert beside(profile, taken).gpu.peak["float32"] == pytest.approx(40e9 / 3, rel=1e-3)
 
 
 @pytest.mark.parametrize(("nbytes", "seconds"), CURVE)

@@ -37,10 +37,12 @@ def load(nbytes: float, seconds: float, profile: Profile) -> Load:
     """What a collective takes that sends ``nbytes`` from each GPU in ``seconds``."""
     rate, gpu, model = nbytes / seconds, profile.gpu, profile.model
     processors = rate / model.collective_processor_bandwidth
-    if gpu.multi_processor_count > FEWEST:
-        processors = max(FEWEST, math.ceil(processors))
     moved = rate * model.collective_memory_passes
     share = moved / (gpu.memory_bandwidth * model.memory_efficiency)
+    if gpu.multi_processor_count > FEWEST:
+        processors = max(FEWEST, math.ceil(processors))
+    else:  # a core that is away moves no memory either
+        share = max(share, processors / gpu.multi_processor_count)
     return Load(min(processors, MOST * gpu.multi_processor_count), min(share, MOST))
 
 

@@ -28,6 +28,8 @@ from .measured import WAYS, Measured, report, toml
 MATMUL_SIZES = (64, 128, 256, 512, 1024)
 CONV_SIZES = (8, 16, 32, 64)
 """Channels of 3 x 3 convolutions of images of 32 x 32."""
+STRETCHES = 10
+"""Times that each number is measured."""
 REDUCE_BYTES = tuple(4**n << 10 for n in range(8))
 """1 KiB to 16 MiB."""
 
@@ -100,6 +102,7 @@ def _rank(rank: int, ranks: int, threads: int, seconds: float, folder: str) -> N
         clock = Clock(device, seconds)
         found = computing(device, ranks, threads, clock)
         found["all_reduce"] = _all_reduce(device, clock) if ranks > 1 else []
+        found["busy"] = _busy() if ranks > 1 and not cuda else 0.0
         if rank == 0:
             Path(folder, "measured.json").write_text(json.dumps(found), encoding="utf-8")
         dist.barrier()
@@ -114,20 +117,23 @@ class Clock:
         self.device, self.seconds = device, seconds
 
     def time(self, function: Callable[[], Any]) -> float:
-        """Seconds of one call: the median of several stretches, all ranks at once."""
+        """Seconds of one call: the best of several stretches, all ranks at once.
+
+        Other programs on the machine only ever make a stretch longer.
+        """
         dist.barrier()
         once = max(self._run(function, 2) / 2, 1e-7)
-        calls = max(1, round(self.seconds / 5 / once))
-        return sorted(self._run(function, calls) / calls for _ in range(5))[2]
+        calls = max(1, round(self.seconds / STRETCHES / once))
+        return min(self._run(function, calls) / calls for _ in range(STRETCHES))
 
     def together(self, function: Callable[[], Any], calls: int) -> float:
         """The same for a collective: every rank makes as many calls."""
         self._run(function, 2)
         times = []
-        for _ in range(5):
+        for _ in range(STRETCHES):
             dist.barrier()
             times.append(self._run(function, calls) / calls)
-        return sorted(times)[2]
+        return min(times)
 
     def _run(self, function: Callable[[], Any], calls: int) -> float:
         self._wait()
@@ -215,10 +221,24 @@ def _all_reduce(device: torch.device, clock: Clock) -> list[list[float]]:
     found = []
     for nbytes in REDUCE_BYTES:
         tensor = torch.zeros(nbytes // 4, device=device)
-        calls = max(3, min(200, (1 << 22) // nbytes))
+        calls = max(2, min(100, (1 << 21) // nbytes))
         run = clock.together(lambda tensor=tensor: dist.all_reduce(tensor), calls)  # type: ignore[misc]
         found.append([nbytes, run])
     return found
+
+
+def _busy() -> float:
+    """Processor seconds that this process spends on the largest all-reduce, all threads together.
+
+    Waiting does not count, so that other programs on the machine hardly matter.
+    """
+    tensor, found = torch.zeros(REDUCE_BYTES[-1] // 4), []
+    for _ in range(STRETCHES):
+        dist.barrier()
+        before = time.process_time()
+        dist.all_reduce(tensor)
+        found.append(time.process_time() - before)
+    return min(found)
 
 
 def _identity(device: torch.device, ranks: int) -> Measured:

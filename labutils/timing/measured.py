@@ -79,9 +79,20 @@ def _model(measured: Measured, conv: float) -> list[str]:
     return [
         *lines, f"kernel_floor = {shortest:.3g}", "tile_seconds = 1e-12", "tensors_per_launch = 1",
         "norm_read_passes = 1.0", "norm_read_passes_nhwc = 1.0",
-        "norm_processor_bandwidth = 1e15", "collective_base = 1e-6", "", "[host]",
+        "norm_processor_bandwidth = 1e15", "collective_base = 1e-6",
+        *_shared(measured), "", "[host]",
         *(f"{name}_seconds = 1e-9" for name in names), "collective_seconds = 1e-6",
     ]  # fmt: skip
+
+
+def _shared(measured: Measured) -> list[str]:
+    """What an all-reduce takes from the core that computes: its processor time; its memory traffic
+    is part of that."""
+    if not measured["all_reduce"]:
+        return []
+    ranks, (nbytes, _) = measured["ranks"], measured["all_reduce"][-1]
+    full = 2 * (ranks - 1) / ranks * nbytes / max(measured["busy"], 1e-9)
+    return [f"collective_processor_bandwidth = {full:.4g}", "collective_memory_passes = 1e-9"]
 
 
 def report(measured: Measured) -> str:

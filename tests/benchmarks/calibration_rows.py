@@ -17,7 +17,7 @@ from labutils.timing import cost, profiles, published
 from labutils.timing.play import Prediction, exposed, play
 from labutils.timing.predict import Question
 from labutils.timing.profiles import Profile
-from labutils.virtual.record import Entry
+from labutils.virtual.record import Copy, Entry
 
 PACKAGED = published.TABLE
 Parameters = Mapping[str, float]
@@ -75,12 +75,16 @@ LINE_RATE = {
 """GB/s on the wire of the InfiniBand rows; each is checked with the share that the others reach."""
 BUS: dict[str, tuple[str, str | None, int, int]] = {
     "busbw-h200": ("H200-SXM", None, 8, 1),
+    "busbw-h100-pcie2": ("H100-PCIe", None, 2, 1),
+    "busbw-a100-host": ("A100-PCIe", None, 3, 1),
     "busbw-a100-3nodes": ("DGX-A100", "ib-4xHDR", 24, 3),
     "busbw-v100-ib": ("DGX-1-V100", "ib-100g", 32, 4),
     "busbw-v100-dgx1-4ib": ("DGX-1-V100", "ib-4x100g", 32, 4),
     "busbw-v100-tcp": ("DGX-1-V100", "eth-100g", 32, 4),
 }
 """Profile, fabric, ranks, nodes."""
+COPIES = {"h2d-pinned": True, "h2d-pageable": False}
+"""Copies of 16 MB over PCIe 3.0, and whether host memory is pinned."""
 
 GROUPS = (
     ("rn50-v100", "rn50-v100-"), ("rn101-v100", "rn101-v100-"), ("mxnet", "rn50-dgx2-"),
@@ -98,9 +102,6 @@ OUT_OF_REACH = {
     "dp-gpu0-memory": "a user's own model; its batch and image size are not in the report",
     "dp-bert-v100": "'about twice' in a bug report, without batch, length or vocabulary",
     "nersc-workers": "speed of one program's data loading on one file system, not of a GPU",
-    "h2d-": "the only source of the pcie3 bus, which therefore has just these values",
-    "busbw-h100-pcie2": "no profile has an H100 PCIe pair with an NVLink bridge",
-    "busbw-a100-host": "the only source of the pcie4 link, which therefore has just this value",
 }
 """Beginnings of row names, and why nothing is predicted."""
 
@@ -124,6 +125,9 @@ def predicted(name: str, parameters: Parameters) -> float:
     """The model's number for a row."""
     if name in published.ASKED:
         return point(name).of(prediction(name, parameters))
+    if name in COPIES:
+        copy, nbytes = Copy(-1, 0, COPIES[name], True), 16_000_000
+        return nbytes / cost.copy_seconds(nbytes, copy, profiles.load("T4")) / 1e9
     if name in BUS:
         return _bus_bandwidth(*BUS[name])
     if name.startswith("allreduce-a100-"):
@@ -147,7 +151,7 @@ def without_point(name: str) -> float:
 
 def is_input(name: str) -> bool:
     """Whether a profile holds the row's number itself, so that meeting it proves nothing."""
-    return name in BUS or name.startswith("allreduce-")
+    return name in BUS or name in COPIES or name.startswith("allreduce-")
 
 
 def from_others(name: str, published: Mapping[str, float]) -> float | None:
