@@ -87,12 +87,12 @@ if TYPE_CHECKING:
     from labutils.launch.cells import load_ipython_extension, unload_ipython_extension
     from labutils.launch.nodes import rehearse
     from labutils.live import explore
-    from labutils.places import who_am_i
     from labutils.loading.images import Images, make_images, remove_images
     from labutils.loading.loader import Loader
     from labutils.loading.report import loader_report
     from labutils.loading.sentences import LoaderError
     from labutils.loading.watching import watch_loading
+    from labutils.places import who_am_i
     from labutils.replicas import check_replicas
     from labutils.shards import coverage
     from labutils.telemetry import span

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from labutils.trace import KINDS
+from labutils.trace import KINDS, rank_rows
 
 SAMPLE_S = 0.2
 """Shortest time between two memory samples taken in the background."""
@@ -271,7 +271,7 @@ class Recorder:
 
 def row_of(rank: int, device: torch.device) -> str:
     """The row of a rank in figures: its GPU, or the rank itself where it computes on the CPU."""
-    return f"rank {rank}" if device.type == "cpu" else f"GPU {rank}"
+    return rank_rows(rank)[device.type != "cpu"]
 
 
 def hardware_of(device: torch.device) -> str:

@@ -90,6 +90,11 @@ class Trace:
             names | self.capacity.keys(), key=lambda name: (name == "host", natural(name))
         )
 
+    def of_rank(self, rank: int) -> list[Span]:
+        """The spans of a rank, whose row has one of two names (:func:`rank_rows`)."""
+        rows = rank_rows(rank)
+        return [span for span in self.spans if span.device in rows]
+
     def lanes(self, device: str) -> list[str]:
         """Lanes of a device: compute, copy, communication ("main" on the host), then the others."""
         names = {span.lane for span in self.spans if span.device == device}
@@ -170,6 +175,11 @@ class Trace:
         from labutils import chrome
 
         return chrome.load(Path(path))
+
+
+def rank_rows(rank: int) -> tuple[str, str]:
+    """The names of a rank's row: where it computes on the CPU, and where on its GPU."""
+    return f"rank {rank}", f"GPU {rank}"
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:

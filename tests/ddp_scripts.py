@@ -440,6 +440,21 @@ GOOD_CHANGES = {
         "__import__('torch.distributed.optim').distributed.optim.ZeroRedundancyOptimizer("
         "ddp.parameters(), torch.optim.Adam, lr=0.1)",
     },
+    "a closure": {
+        "        optimizer.zero_grad()\n        loss = nn.functional.cross_entropy(ddp(x), y)\n"
+        "        loss.backward()\n        optimizer.step()\n": "        def closure():\n"
+        "            optimizer.zero_grad()\n"
+        "            loss = nn.functional.cross_entropy(ddp(x), y)\n"
+        "            loss.backward()\n"
+        "            return loss\n"
+        "        optimizer.step(closure)\n",
+        "SGD(ddp.parameters(), 0.1)": "LBFGS(ddp.parameters(), 0.1, max_iter=3)",
+    },
+    "static graph, compressed gradients": {
+        "ddp = DDP(model)\n": "ddp = DDP(model, static_graph=True, gradient_as_bucket_view=True)\n"
+        "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+        "ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)\n",
+    },
     "two models": {
         "optimizer = torch.optim.SGD(ddp.parameters(), 0.1)":
         "critic = DDP(nn.Linear(3, 1))\n"

@@ -100,7 +100,9 @@ def ssh(words: list[str]) -> int:
     if target not in enter:
         print(f"ssh: Could not resolve hostname {target}: Name or service not known")
         return 255
-    # As sshd does: a shell of the user, whose standard input ends with the connection.
+    # As sshd does: a shell of the user, whose standard input ends with the connection, and whose
+    # two outputs arrive in no certain order.
+    line = f"exec 2> >(sleep 0.2; exec cat >&2)\n{line}"
     return os.execvp("ip", [*enter[target], "bash", "-c", line])
 
 

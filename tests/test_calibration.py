@@ -44,3 +44,19 @@ def test_a_slower_memory_makes_every_step_longer() -> None:
 def test_an_unknown_row_is_named() -> None:
     with pytest.raises(KeyError, match="a row 'nonsense'"):
         rows.predicted("nonsense", {})
+
+
+@pytest.mark.parametrize("name", ["rn50-v100-2", "h100-rn50-128-fwd", "busbw-v100-ib"])
+def test_the_page_shows_what_the_model_predicts(name: str) -> None:
+    page = Path(__file__).parents[1] / "docs" / "accuracy.md"
+    (line,) = [s for s in page.read_text(encoding="utf-8").splitlines() if s.startswith(name)]
+    shown, published = map(float, line.split()[1:3])
+    assert shown == pytest.approx(rows.predicted(name, {}), rel=1e-3)
+    assert published == pytest.approx(PUBLISHED[name], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "name", ["rn50-v100-2", "h100-rn50-128-fwd", "rn50-dgx1-amp-1", "rn101-v100-1"]
+)
+def test_published_steps_are_predicted_within_the_bound(name: str) -> None:
+    assert rows.predicted(name, {}) == pytest.approx(PUBLISHED[name], rel=0.15)

@@ -54,6 +54,7 @@ def living() -> set[int]:
 def test_no_false_alarm(name: str) -> None:
     report = inspect(changed(GOOD_CHANGES[name]))
     assert report.ok, report.text()
+    assert not report.remarks
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -363,7 +363,7 @@ def test_pin_thread_and_gpu_share_the_axis(images: Any) -> None:
     assert [s.name for s in lanes(w.trace, "pin thread")] == ["pin"] * 8
     assert w.trace.devices == ["GPU 0", "host"]  # GPU 1 did nothing
     copies = [s for s in w.trace.spans if (s.device, s.lane) == ("GPU 0", "copy")]
-    pins = [s for s in lanes(w.trace, "pin thread")]
+    pins = lanes(w.trace, "pin thread")
     assert len(copies) == 8 and all(p.end <= c.start for p, c in zip(pins, copies))
     assert any(note.startswith("GPU 0 idle") for note in w.trace.notes)
 

@@ -90,6 +90,7 @@ def test_an_unknown_error_has_no_sentence() -> None:
     assert explain(RuntimeError("CUDA error: an illegal memory access")) is None
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize(
     ("message", "says"),
     [
@@ -184,4 +185,4 @@ def test_the_report_does_without_workers_where_shared_memory_is_small() -> None:
         print("SENTENCE", report.recommended["num_workers"], report.findings.notes[0])
     """
     text = sentence(script, small_shm(16))
-    assert text.startswith("SENTENCE 0 /dev/shm has 16 MiB, too little for two batches of 9.4 MiB")
+    assert text.startswith("SENTENCE 0 /dev/shm has 16 MiB, too little for two batches of 9.38 MiB")

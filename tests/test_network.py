@@ -206,9 +206,7 @@ def test_the_wrong_interface_is_really_wrong() -> None:
 
 @needs_namespaces
 def test_two_networks_at_the_same_time_do_not_meet() -> None:
-    runs = [
-        launch(where, nodes=2, ranks=1, network="namespaces", block=False) for _ in range(2)
-    ]
+    runs = [launch(where, nodes=2, ranks=1, network="namespaces", block=False) for _ in range(2)]
     for run in runs:
         run.wait(60)
         assert [found[7] for found in run.results] == [3.0, 3.0]
@@ -286,7 +284,9 @@ def test_the_kernels_own_switches_are_not_needed() -> None:
     relay = network.Relay(0.01)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     due = time.monotonic()
-    relay.waiting.extend([(due, theirs, b"first"), (due, theirs, b"second"), (due + 9, theirs, b"x")])
+    relay.waiting.extend(
+        [(due, theirs, b"first"), (due, theirs, b"second"), (due + 9, theirs, b"x")]
+    )
     relay._hand_on()
     assert [ours.recv(16), ours.recv(16)] == [b"first", b"second"]
     assert len(relay.waiting) == 1

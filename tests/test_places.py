@@ -48,7 +48,7 @@ def test_moving_from_code_keeps_to_ranks_that_exist() -> None:
     shown = lab.who_am_i(4, 8, rank=31)
     assert shown.set(nodes=2).chosen.rank == 15
     assert shown.set(rank=3, gpus=2).chosen == (3, 1, 1, 4, 2, 2)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="ranks are 0 to 3"):
         shown.set(rank=4)
     assert shown.chosen.rank == 3
 

@@ -184,6 +184,13 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, old: str, new: str, complaint
          r"link.l.curve must be a list of \[bytes, seconds\]"),
         ('[gpu.x]\nlike = "T4"\nlink = "l"\n[link.l]\nlike = "pcie3"\ncurve = [[1, 1e-5], [2, 1]]',
          "link.l has a curve, so it needs 'ranks', 2 or more"),
+        ('[gpu.x]\nlike = "T4"\nlink = "l"\n[link.l]\nlike = "pcie3"\nranks = 2\n'
+         "curve = [[1, 1e-9], [2, 1]]", "launching a collective alone takes 8.4e-06 s"),
+        ('[gpu.x]\nlike = "T4"\nlink = "l"\n[link.l]\nlike = "pcie3"\nby_ranks = { two = 1e9 }',
+         "link.l.by_ranks goes by whole numbers, 1 or more, so 'two' cannot be a key"),
+        ('[gpu.x]\nlike = "T4"\ntensor = "float16"', "gpu.x.tensor must be a list of texts"),
+        ('[gpu.x]\nlike = "T4"\n[model]\nmemory_efficiency = 3',
+         "model.memory_efficiency is a share, at most 1, but is 3"),
     ],
 )  # fmt: skip
 def test_malformed_files_are_refused(tmp_path: Path, text: str, complaint: str) -> None:

@@ -50,7 +50,7 @@ def test_spans_nest_and_have_kinds(recording: Path) -> None:
 
 def test_unknown_kind_is_an_error() -> None:
     with (
-        pytest.raises(ValueError, match="known kinds are data, copy"),
+        pytest.raises(ValueError, match="known kinds are .*data, copy"),
         telemetry.span("x", "colour"),
     ):
         pass

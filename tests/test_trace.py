@@ -251,3 +251,11 @@ def test_kernels_of_a_profile_take_the_place_of_their_launch(tmp_path: Path) -> 
     assert trace.lanes("host") == ["main", "autograd 1"]
     assert (trace.hardware, trace.capacity) == ("NVIDIA T4", {"GPU 1": 2**34})
     assert trace.memory == [MemorySample(3e-6, "GPU 1", 512)]
+
+
+def test_a_rank_is_found_under_both_names_of_its_row() -> None:
+    rows = ["rank 1", "GPU 1", "rank 11", "GPU 11", "host", "GPU 0"]
+    trace = Trace(spans=[Span(row, 0.0, 1.0, row, "compute", "forward") for row in rows])
+    assert [span.name for span in trace.of_rank(1)] == ["rank 1", "GPU 1"]
+    assert [span.name for span in trace.of_rank(0)] == ["GPU 0"]
+    assert trace.of_rank(2) == []

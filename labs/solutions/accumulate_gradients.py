@@ -53,7 +53,7 @@ def run(answer: Callable[..., object], ranks: int, passes: int) -> list[object]:
     """What each rank holds afterwards."""
     import labutils
 
-    done = labutils.launch(job, ranks, args=(answer, passes), timeout=3, record=False)
+    done = labutils.launch(job, ranks, args=(answer, passes), timeout=8, record=False)
     return list(done.results)
 
 

@@ -47,7 +47,7 @@ def run(answer: Callable[..., float], ranks: int, samples: int) -> dict[str, obj
     """What the ranks say, and how many samples they looked at together."""
     import labutils
 
-    done = labutils.launch(job, ranks, args=(answer, samples), timeout=3, record=False)
+    done = labutils.launch(job, ranks, args=(answer, samples), timeout=8, record=False)
     accuracy, seen = zip(*(result.values() for result in done.results))
     return {"accuracy": list(accuracy), "samples looked at by all ranks": sum(seen)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import random
 import threading
@@ -22,10 +23,9 @@ def prefetch(loader: Any, device: torch.device, depth: int = 2) -> Iterator[Any]
 
     def put(item: Any) -> None:
         while not stop.is_set():
-            try:
-                return ready.put(item, timeout=0.05)
-            except queue.Full:
-                pass
+            with contextlib.suppress(queue.Full):
+                ready.put(item, timeout=0.05)
+                break
 
     def work() -> None:
         try:

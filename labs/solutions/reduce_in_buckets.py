@@ -53,7 +53,7 @@ def run(answer: Callable[..., object], ranks: int, sizes: Sequence[int]) -> list
     """What each rank holds afterwards."""
     import labutils
 
-    done = labutils.launch(job, ranks, args=(answer, sizes), timeout=3, record=False)
+    done = labutils.launch(job, ranks, args=(answer, sizes), timeout=8, record=False)
     return list(done.results)
 
 

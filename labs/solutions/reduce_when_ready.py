@@ -39,7 +39,7 @@ def run(answer: Callable[[nn.Module], object], ranks: int, layers: int) -> list[
     """What each rank holds afterwards."""
     import labutils
 
-    done = labutils.launch(job, ranks, args=(answer, layers), timeout=3, record=False)
+    done = labutils.launch(job, ranks, args=(answer, layers), timeout=8, record=False)
     return list(done.results)
 
 

@@ -15,7 +15,12 @@ def seconds_per_batch(workers: int, load: float, overhead: float, step: float) -
 
 
 def cases(rng: random.Random) -> Iterator[tuple[int, float, float, float]]:
-    yield from [(0, 0.1, 0.01, 0.05), (1, 0.1, 0.01, 0.05), (2, 0.1, 0.01, 0.05), (8, 0.1, 0.0, 0.05)]
+    yield from [
+        (0, 0.1, 0.01, 0.05),
+        (1, 0.1, 0.01, 0.05),
+        (2, 0.1, 0.01, 0.05),
+        (8, 0.1, 0.0, 0.05),
+    ]
     for _ in range(12):
         yield rng.randint(0, 16), rng.uniform(0, 1), rng.uniform(0, 0.02), rng.uniform(0, 0.3)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from labutils.cluster.job import Job
 
 GRACE_S = 5.0
 """How long the other machines may still say what they see once one has failed."""
+_ANSWER = re.compile(r"([\d.]+) (\d+)")
 _GUARD = "from labutils.launch.guard import main; main()"
 
 
@@ -106,8 +108,9 @@ def _meeting(first: Machine, job: Job) -> tuple[str, str] | None:
     while first.code() is None:
         time.sleep(0.05)
     first.stop()
-    answer = first.said[-1].split() if first.said else []
-    return (answer[0], answer[1]) if first.code() == 0 and len(answer) == 2 else None
+    # What is said about it may arrive before or after: ssh carries the two streams apart.
+    answers = [found for line in first.said if (found := _ANSWER.fullmatch(line))]
+    return (answers[-1][1], answers[-1][2]) if first.code() == 0 and answers else None
 
 
 def _on_all(

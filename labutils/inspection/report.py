@@ -53,7 +53,7 @@ class Report:
         for finding in self.remarks:
             lines += ["", f"Worth knowing: {finding.what}.", *_paragraphs(finding)]
         if self.rows:
-            lines += ["", *_columns([_HEAD, *self.rows])]
+            lines += ["", *_columns([_HEAD, *self.rows]), f"({_MEASURED})"]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -67,6 +67,7 @@ class Report:
             rows = ("".join(f"<td>{html.escape(value)}</td>" for value in row) for row in self.rows)
             body = "".join(f"<tr>{row}</tr>" for row in rows)
             parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+            parts.append(f"<div>{_MEASURED}</div>")
         return "".join(parts)
 
 
@@ -104,6 +105,7 @@ def _card(finding: Finding) -> str:
     )
 
 
+_MEASURED = "measured on this machine, under observation, which costs time"
 _HEAD = [
     "rank",
     "steps",

@@ -40,13 +40,16 @@ _BURST = 70_000  # bytes that pass at once: one large packet before it is cut (6
 _NEWNS, _NEWUTS, _NEWNET = 0x00020000, 0x04000000, 0x40000000  # unshare(2)
 _UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_PROBE = "ip link add dev one type veth peer name two && ip link add dev three type bridge && tc qdisc add dev one root tbf"
+_PROBE = (
+    "ip link add dev one type veth peer name two && ip link add dev three type bridge && "
+    "tc qdisc add dev one root tbf"
+)
 
 
 class Node(NamedTuple):
     """What a node is to be."""
 
-    index: int
+    number: int
     name: str
     nodes: tuple[str, ...]
     """Names of all nodes, by index."""
@@ -145,7 +148,7 @@ def enter(channel: socket.socket, node: Node) -> None:
     channel.send(str(os.getpid()).encode())
     channel.recv(64)
     _run("ip", "link", "set", "lo", "up")
-    _run("ip", "addr", "add", f"{address(node.index)}/24", "dev", INTERFACE)
+    _run("ip", "addr", "add", f"{address(node.number)}/24", "dev", INTERFACE)
     _run("ip", "link", "set", INTERFACE, "up")
     if node.bandwidth:
         limit(node.bandwidth)
@@ -223,8 +226,8 @@ def _plug_in(index: int, pid: str, relay: Relay | None) -> None:
     port, mac = f"port{index}", f"02:00:00:00:00:{index:02x}"
     with contextlib.suppress(RuntimeError):  # of a node that has died
         _run("ip", "link", "del", port)
-    _run("ip", "link", "add", "dev", port, "mtu", str(MTU), "type", "veth", "peer", "name", INTERFACE,
-         "mtu", str(MTU), "address", mac, "netns", pid)  # fmt: skip
+    end = ("name", INTERFACE, "mtu", str(MTU), "address", mac, "netns", pid)
+    _run("ip", "link", "add", "dev", port, "mtu", str(MTU), "type", "veth", "peer", *end)
     if relay is None:
         _run("ip", "link", "set", port, "master", "bridge")
     _run("ip", "link", "set", port, "up")

@@ -29,7 +29,9 @@ STATUS = struct.Struct("!i")
 
 PRELOAD = (
     "numpy", "psutil", "cloudpickle", "torch", "torch.distributed", "torch.nn.parallel",
-    "torch.utils.data", "torch.utils.flop_counter", "labutils", "labutils.virtual.device",
+    "torch.utils.data", "torch.utils.flop_counter",
+    "torch.distributed.tensor",  # the first operation on a virtual GPU asks for it
+    "labutils", "labutils.virtual.device",
     "labutils.virtual.distributed", "labutils.timing.profiles", "labutils.launch.rank",
 )  # fmt: skip
 

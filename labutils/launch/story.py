@@ -1,10 +1,11 @@
-"""What happened in a rehearsal: rounds of a job between its restarts, what was lost, in sentences."""
+"""What happened in a rehearsal: a job's rounds between restarts, what was lost, in sentences."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -58,6 +59,42 @@ class Round:
         return sorted({place.node for place in self.places.values()})
 
 
+class RehearsalFailed(RuntimeError):
+    """The job did not come to its end; ``rehearsal`` has what happened until then."""
+
+    def __init__(self, message: str, rehearsal: Rehearsal) -> None:
+        super().__init__(message)
+        self.rehearsal = rehearsal
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"\x1b[31m{type(self).__name__}: {self}\x1b[0m"]
+
+
+class Rehearsal:
+    """What ``lab.rehearse`` returns."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+        """The command of each node."""
+        self.rounds: list[Round] = []
+        self.printed: list[tuple[Place, int, str]] = []
+        """(place, rank, line) of everything that ranks have printed."""
+        self.moments: list[tuple[float, str]] = []
+        """(seconds since the start, name) of each fault."""
+
+    @property
+    def lost(self) -> list[int]:
+        """For each restart, the number of steps that had to be done again."""
+        return lost_steps(self.rounds)
+
+    def figure(self) -> TraceFigure:
+        """The steps over time, with the faults."""
+        return figure(self.rounds, self.moments)
+
+    def __repr__(self) -> str:
+        return story(self.rounds)
+
+
 def faults(asked: Mapping[str, int], nodes: int) -> list[Fault]:
     """``{"rank 1 dies": 8}`` in the order of the steps.  Raises ValueError for anything else."""
     found = []
@@ -78,10 +115,7 @@ def faults(asked: Mapping[str, int], nodes: int) -> list[Fault]:
 
 def lost_steps(rounds: Sequence[Round]) -> list[int]:
     """For each restart, how many steps had been done since the checkpoint: they are done again."""
-    return [
-        sum(step > after.start for step in before.steps)
-        for before, after in zip(rounds, rounds[1:])
-    ]
+    return [sum(step > after.start for step in before.steps) for before, after in pairwise(rounds)]
 
 
 def story(rounds: Sequence[Round]) -> str:
@@ -134,8 +168,13 @@ def _renumbered(this: Round, after: Sequence[Round]) -> list[str]:
 
 
 def _names(what: str, numbers: Sequence[int]) -> str:
-    *most, last = map(str, numbers)
-    return f"{what}s {', '.join(most)} and {last}" if most else f"{what} {last}"
+    return f"{what}{'s' * (len(numbers) > 1)} {listed(numbers)}"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """``0, 1 and 3``."""
+    *most, last = map(str, numbers or "?")
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def figure(rounds: Iterable[Round], moments: Sequence[tuple[float, str]]) -> TraceFigure:

@@ -37,7 +37,9 @@ def workers(
     left.plot(numbers, times, "--", color=blue, label="predicted by the model")
     left.plot(list(measured), [1e3 * s for s in measured.values()], "o", color=red,
               label="measured here")  # fmt: skip
-    left.axhline(1e3 * model.step_s, color=FAINT, linewidth=1, linestyle=":", label="the step alone")
+    left.axhline(
+        1e3 * model.step_s, color=FAINT, linewidth=1, linestyle=":", label="the step alone"
+    )
     left.set_ylim(bottom=0)
     _style(left, "workers", "time per batch [ms]", "this machine")
     left.legend(fontsize=8, frameon=False, labelcolor=TEXT)

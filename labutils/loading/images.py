@@ -7,6 +7,7 @@ learns to tell the classes apart: each has its shape, and a colour that is not f
 from __future__ import annotations
 
 import colorsys
+import importlib
 import io
 import json
 import math
@@ -161,13 +162,13 @@ def decode_jpeg(data: bytes) -> Any:
     """A JPEG file's bytes as a uint8 array ``[height, width, 3]``; by torchvision's decoder if it
     is there, else by Pillow's."""
     try:
-        from torchvision.io import ImageReadMode, decode_jpeg as decode
+        io_of = importlib.import_module("torchvision.io")
     except (ImportError, RuntimeError):
         from PIL import Image
 
         return np.array(Image.open(io.BytesIO(data)).convert("RGB"))
     raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    return decode(raw, mode=ImageReadMode.RGB).permute(1, 2, 0).numpy()
+    return io_of.decode_jpeg(raw, mode=io_of.ImageReadMode.RGB).permute(1, 2, 0).numpy()
 
 
 def draw(index: int, size: int, seed: int = 0) -> Image:

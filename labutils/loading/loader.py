@@ -34,8 +34,8 @@ class Loader(DataLoader[Any]):
 
     * ``lab.watch_loading`` shows each worker process on a lane of its own: what its data set names
       with ``lab.span``, and collating.
-    * Data set, collate function and ``worker_init_fn`` travel by value, so that those of a notebook,
-      lambdas and local classes work with every start method.
+    * Data set, collate function and ``worker_init_fn`` travel by value, so that those of a
+      notebook, lambdas and local classes work with every start method.
     * Known failures (``/dev/shm``, file descriptors, pickling, ragged batches) become a
       :class:`labutils.loading.sentences.LoaderError` that says what to do.
 
@@ -46,6 +46,8 @@ class Loader(DataLoader[Any]):
         _prepare_fork_server()
         super().__init__(timed(dataset), *args, **options)
         self.made: deque[Envelope] = deque(maxlen=KEPT)
+        self.workers: list[Any] = []
+        """The worker processes of the latest pass."""
         self._run = _Run()
         self.collate_fn = Collate(self.collate_fn)
         self._own_init = self.worker_init_fn
@@ -55,7 +57,9 @@ class Loader(DataLoader[Any]):
         if self.num_workers > 0:
             self.worker_init_fn = Start(self._run.directory(), self._own_init)
         with sentences.explained(self):
-            return _Batches(self, super().__iter__())
+            batches = super().__iter__()
+        self.workers = getattr(batches, "_workers", [])
+        return _Batches(self, batches)
 
     def check_worker_number_rationality(self) -> None:
         """PyTorch warns of more workers than cores; those that wait for a disk need none."""
@@ -167,14 +171,15 @@ _ONLY_WORKERS: dict[str, Any] = {
 
 
 def _options(loader: DataLoader[Any], batches: int | None) -> dict[str, Any]:
-    ours = isinstance(loader, Loader)
     options: dict[str, Any] = {
         name: getattr(loader, name)
         for name in ("num_workers", "pin_memory", "timeout", "prefetch_factor", "in_order",
                      "persistent_workers", "multiprocessing_context")
     }  # fmt: skip
-    options["collate_fn"] = loader.collate_fn.inner if ours else loader.collate_fn
-    options["worker_init_fn"] = loader._own_init if ours else loader.worker_init_fn
+    collate, init = loader.collate_fn, loader.worker_init_fn
+    if isinstance(loader, Loader):
+        collate, init = loader.collate_fn.inner, loader._own_init  # type: ignore[union-attr]
+    options |= {"collate_fn": collate, "worker_init_fn": init}
     sampler, batch_sampler, options["generator"] = _copies(loader)
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
@@ -231,4 +236,3 @@ def _prepare_fork_server() -> None:
 
         if getattr(_forkserver, "_preload_modules", None) == ["__main__"]:  # not chosen by the user
             torch.multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
-

@@ -78,7 +78,11 @@ def undisturbed() -> Iterator[None]:
 
 
 def run(
-    loader: DataLoader[Any], setting: Setting, step: Step | None, seconds: float, dataset: Any = None
+    loader: DataLoader[Any],
+    setting: Setting,
+    step: Step | None,
+    seconds: float,
+    dataset: Any = None,
 ) -> tuple[Measured, Any]:
     """Load with ``setting`` (and train, with a ``step``) for about ``seconds`` in steady state.
 

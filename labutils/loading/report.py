@@ -1,4 +1,4 @@
-"""``lab.loader_report``: where the time of a training loop goes, and what its loader should be told.
+"""``lab.loader_report``: where a training loop's time goes, and what its loader should be told.
 
 Everything is measured on twins of the user's loader, in workers or on a copy of the data set, so
 that the loader's own state stays as it is.
@@ -38,7 +38,7 @@ class Findings:
     """Loading alone, by one worker (or in the process, where no worker can run)."""
     model: LoadingModel | None = None
     runs: dict[Setting, Measured] = field(default_factory=dict)
-    best: Setting = Setting(0)
+    best: Setting = field(default_factory=lambda: Setting(0))
     persistent: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -227,8 +227,8 @@ def _rows(found: Findings, recommended: dict[str, Any]) -> list[tuple[str, str]]
     loading, as_is = found.loading, found.as_is
     assert loading is not None
     rows = [
-        ("load", f"{_ms(loading.load_s)} for a batch by one worker, {_ms(loading.load_cpu_s)} of it "
-                 f"on a CPU, {_ms(loading.collate_s)} of it collating"),
+        ("load", f"{_ms(loading.load_s)} for a batch by one worker, {_ms(loading.load_cpu_s)} of "
+                 f"it on a CPU, {_ms(loading.collate_s)} of it collating"),
         ("step", f"{_ms(found.step_s)} on a batch that is there ({_ms(found.step_cpu_s)} of CPU)"),
         ("this is", _verdict(found)),
     ]  # fmt: skip

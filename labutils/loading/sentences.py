@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from labutils import hardware
 
 _MIB = 1 << 20
+_SIGKILL, _SIGBUS = (-getattr(signal, name, 0) or None for name in ("SIGKILL", "SIGBUS"))
 
 
 class LoaderError(RuntimeError):
@@ -72,12 +74,18 @@ def _killed(found: re.Match[str], loader: Any) -> str:
     limit = hardware.memory_limit() / (1 << 30)
     return (
         "A worker was killed from outside, as happens when memory runs out "
-        f"({limit:.1f} GiB may be used here): every worker holds what its data set loads. Use fewer "
-        "workers, smaller batches, or a data set that reads on demand."
+        f"({limit:.1f} GiB may be used here): every worker holds what its data set loads. Use "
+        "fewer workers, smaller batches, or a data set that reads on demand."
     )
 
 
 def _exited(found: re.Match[str], loader: Any) -> str:
+    """By how the workers ended, where that is known; a negative code is a signal's number."""
+    codes = [worker.exitcode for worker in getattr(loader, "workers", [])]
+    if _SIGKILL is not None and _SIGKILL in codes:
+        return _killed(found, loader)
+    if _SIGBUS is not None and _SIGBUS in codes:
+        return _shared_memory(found, loader)
     method = _start_method(loader)
     if method == "fork":
         return (
@@ -86,8 +94,8 @@ def _exited(found: re.Match[str], loader: Any) -> str:
         )
     return (
         f"A worker ended while it started: with the start method {method} it cannot find classes "
-        "and functions that exist only in a notebook. Use lab.Loader, which sends their code along, "
-        "or put them into a .py file and import them."
+        "and functions that exist only in a notebook. Use lab.Loader, which sends their code "
+        "along, or put them into a .py file and import them."
     )
 
 
@@ -129,8 +137,8 @@ def _ragged(found: re.Match[str], loader: Any) -> str:
     sizes = re.search(r"got (\[[^\]]*\]) at entry 0 and (\[[^\]]*\]) at entry (\d+)", found[0])
     which = f" (sample 0 has {sizes[1]}, sample {sizes[3]} has {sizes[2]})" if sizes else ""
     return (
-        f"The samples of a batch have different shapes{which}, and the default collate function can "
-        "only stack equal ones. Crop or resize in the data set, or give a collate_fn that pads."
+        f"The samples of a batch have different shapes{which}, and the default collate function "
+        "can only stack equal ones. Crop or resize in the data set, or give a collate_fn that pads."
     )
 
 

@@ -149,8 +149,8 @@ class Spans:
         return end
 
 
-class Samples(Dataset[Any]):
-    """The user's data set ``inner`` with a clock; everything else is asked of it."""
+class _Around:
+    """Something of the user's, ``inner``, which travels by value; all else is asked of it."""
 
     def __init__(self, inner: Any) -> None:
         self._held = ByValue(inner)
@@ -161,6 +161,15 @@ class Samples(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+class Samples(_Around, Dataset[Any]):
+    """The user's data set with a clock."""
 
     def __getitem__(self, index: Any) -> Any:
         clock.begin()
@@ -175,24 +184,12 @@ class Samples(Dataset[Any]):
         make = self._one if _watched() else inner.__getitem__
         return [make(index) for index in indices]
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
     def _one(self, index: Any) -> Any:
         return _named(self.inner.__getitem__, index)
 
 
-class Stream(IterableDataset[Any]):
+class Stream(_Around, IterableDataset[Any]):
     """The same for an iterable data set."""
-
-    def __init__(self, inner: Any) -> None:
-        self._held = ByValue(inner)
-
-    inner = Samples.inner
-    __len__ = Samples.__len__
-    __getattr__ = Samples.__getattr__
 
     def __iter__(self) -> Iterator[Any]:
         samples = iter(self.inner)
@@ -206,22 +203,15 @@ class Stream(IterableDataset[Any]):
 
 def timed(dataset: Any) -> Any:
     """``dataset`` with a clock around it, of the same style."""
-    if isinstance(dataset, (Samples, Stream)):
+    if isinstance(dataset, _Around):
         return dataset
     if isinstance(dataset, IterableDataset):
         return Stream(dataset)
     return Samples(dataset)
 
 
-class Collate:
+class Collate(_Around):
     """The user's collate function with a clock; puts the batch into an envelope."""
-
-    def __init__(self, inner: Callable[[Any], Any]) -> None:
-        self._held = ByValue(inner)
-
-    @property
-    def inner(self) -> Callable[[Any], Any]:
-        return self._held.value  # type: ignore[no-any-return]
 
     def __call__(self, samples: Any) -> Envelope:
         started = time.monotonic_ns()
@@ -230,23 +220,19 @@ class Collate:
         return clock.seal(data, time.monotonic_ns() - started)
 
 
-class Start:
+class Start(_Around):
     """The ``worker_init_fn``: begins recording, then calls the user's own."""
 
     def __init__(self, directory: str, inner: Callable[[int], None] | None) -> None:
+        super().__init__(inner)
         self.directory = directory
-        self._held = ByValue(inner)
-
-    @property
-    def inner(self) -> Callable[[int], None] | None:
-        return self._held.value  # type: ignore[no-any-return]
 
     def __call__(self, worker: int) -> None:
         clock.worker, clock.cpu_ns = worker, time.process_time_ns()
         clock.spans = Spans(self.directory, worker)  # a forked worker had its parent's sinks
         info: Any = get_worker_info()
-        if isinstance(info.dataset, (Samples, Stream)):
-            object.__setattr__(info, "dataset", info.dataset.inner)  # what the user's functions expect
+        if isinstance(info.dataset, _Around):  # the user's functions expect their own
+            object.__setattr__(info, "dataset", info.dataset.inner)
         if self.inner is not None:
             self.inner(worker)
 

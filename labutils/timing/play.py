@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +87,19 @@ def play(
     return player.trace()
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Pause the garbage collector, which would go through the growing list of spans again and
+    again; halves the time of a long step, and leaves nothing behind, since there are no cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def exposed(trace: Trace, device: str = "GPU 0") -> float:
     """Seconds in which ``device`` communicates and does not compute."""
     own = [s for s in trace.spans if s.device == device and s.lane != "copy"]
@@ -129,4 +144,4 @@ def notes(recording: Recording, memory: dict[str, int], profile: Profile, idle: 
     return found
 
 
-__all__ = ["Prediction", "behind_loader", "exposed", "notes", "play", "steps"]
+__all__ = ["Prediction", "behind_loader", "exposed", "notes", "play", "steps", "uncollected"]

@@ -21,7 +21,7 @@ from ..trace import Trace
 from ..virtual.record import Entry
 from . import checks, ddp, library, profiles
 from .cost import Costs
-from .play import Prediction, behind_loader, exposed, notes, play, steps
+from .play import Prediction, behind_loader, exposed, notes, play, steps, uncollected
 from .profiles import Profile
 from .recording import Setting, memory_of, nbytes
 
@@ -145,6 +145,7 @@ class Question:
         self.costs = Costs(self.hardware)
         self.entries = steps(self.recording, self.accumulate, self.groups)
 
+    @uncollected()
     def answer(self) -> Prediction:
         """The prediction."""
         ranks = self.gpus * self.nodes
@@ -166,6 +167,7 @@ class Question:
             notes=notes(self.recording, memory, self.hardware, idle),
         )
 
+    @uncollected()
     def curve(
         self, worlds: Sequence[int] = WORLDS, per_node: int | None = None
     ) -> list[tuple[int, float]]:

@@ -137,4 +137,7 @@ def _filled(product: Product, area: int, peak: float, profile: Profile) -> float
     return loop / (loop + overhead) * waves / math.ceil(waves)
 
 
-__all__ = ["ITEM_BYTES", "TILES", "Product", "arithmetic_seconds", "efficiency", "is_pointwise", "products"]
+__all__ = [
+    "ITEM_BYTES", "TILES", "Product", "arithmetic_seconds", "efficiency", "is_pointwise",
+    "products",
+]  # fmt: skip

@@ -195,18 +195,41 @@ def _build(tables: Tables, name: str, fabric: str | None) -> Profile:
     if "float32" not in gpu.peak:
         raise ValueError(f"gpu.{gpu.name}.peak needs a number for 'float32'.")
     fabric = fabric or system.get("fabric")
+    model = fill(Model, tables["model"], "model")
+    link = _part(Link, tables, "link", system.get("link", gpu.link))
+    _check(model, link)
     return Profile(
         name=name,
         gpu=gpu,
         gpus=whole(need(system, "gpus", where), f"{where}.gpus"),
         bus=_part(Bus, tables, "bus", system.get("bus", gpu.bus)),
-        link=_part(Link, tables, "link", system.get("link", gpu.link)),
+        link=link,
         host=fill(Host, tables["host"], "host"),
-        model=fill(Model, tables["model"], "model"),
+        model=model,
         bus_shared_by=whole(system.get("bus_shared_by", 1), f"{where}.bus_shared_by"),
         fabric=_part(Link, tables, "fabric", fabric) if fabric else None,
         source=text(system.get("source", gpu.source), f"{where}.source"),
     )
+
+
+SHARES = (
+    "memory_efficiency", "simt_efficiency", "tensor_efficiency", "attention_efficiency",
+    "pointwise_layout_share",
+)  # fmt: skip
+"""Entries of [model] that cannot exceed 1."""
+
+
+def _check(model: Model, link: Link) -> None:
+    """Numbers that are possible one by one, but not together."""
+    for name in SHARES:
+        if getattr(model, name) > 1:
+            raise ValueError(f"model.{name} is a share, at most 1, but is {getattr(model, name)}.")
+    for nbytes, seconds in link.curve:
+        if seconds <= model.collective_base:
+            raise ValueError(
+                f"link.{link.name}.curve has {seconds} s for {nbytes} bytes, but launching a "
+                f"collective alone takes {model.collective_base} s (model.collective_base)."
+            )
 
 
 Part = TypeVar("Part", Gpu, Bus, Link)

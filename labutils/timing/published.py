@@ -6,7 +6,7 @@ and, where a step of training was measured, the arguments with which the model a
     for point in published.rows("pytorch_ddp_benchmark"):
         print(point.name, point.value, point.unit, point.of(lab.predict(**point.asked)))
 
-The values are those of ``calibration.csv`` beside this file.  Nothing here is measured or simulated.
+The values are those of ``calibration.csv`` beside this file; nothing here is measured or simulated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .tables import unknown
 
 TABLE = Path(__file__).with_name("calibration.csv")
 
-PREFIXES = {
+PREFIXES: dict[str, str | tuple[str, ...]] = {
     "all_reduce_a100": "allreduce-a100-",
     "bus_bandwidth": "busbw-",
     "pytorch_ddp_benchmark": ("rn50-v100-", "rn101-v100-"),
@@ -92,7 +92,7 @@ ASKED: dict[str, dict[str, Any]] = {
 """Arguments of ``lab.predict`` by row."""
 
 ASSUMED = {
-    "fig": "batch 32 per GPU (the paper gives none); 4 servers of 8 V100, one 100 Gbit/s adapter each",
+    "fig": "batch 32 per GPU (the paper has none); 4 servers of 8 V100, 100 Gbit/s InfiniBand each",
     "h100-": "H100-SXM (the trace names only an H100), TF32 in convolutions as PyTorch has it",
 }
 """What a source does not say and the question takes for granted, by the beginning of row names."""
@@ -154,7 +154,7 @@ def _point(row: Mapping[str, str]) -> Point:
     )  # fmt: skip
 
 
-# ------------------------------------------------------------------- a prediction in a row's own unit
+# ----------------------------------------------------------------- a prediction in a row's own unit
 
 TXL_TOKENS = 192
 """Tokens of one sample of Transformer-XL."""

@@ -43,9 +43,7 @@ def profile(
     Raises ValueError for an impossible bandwidth or delay.
     """
     rate = bits_per_second(bandwidth) / 8 * HEADERS
-    text = toml({**measured, "all_reduce": []}).replace(
-        "gpus =", 'fabric = "rehearsed"\ngpus =', 1
-    )
+    text = toml({**measured, "all_reduce": []}).replace("gpus =", 'fabric = "rehearsed"\ngpus =', 1)
     text += (
         f'\n[fabric.rehearsed]\nsource = "tc tbf, {bandwidth}, delay {delay or "0ms"}"\n'
         f"bandwidth = {rate:.6g}\nlatency = {LATENCY_S + seconds(delay):.4g}\n"

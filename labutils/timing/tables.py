@@ -110,13 +110,22 @@ def _value(kind: str, value: Any, where: str) -> Any:
     if kind in _READERS:
         return _READERS[kind](value, where)
     if kind.startswith("dict"):
-        return {
-            (int(key) if "int" in kind else key): number(v, f"{where}.{key}")
-            for key, v in table(value, where).items()
-        }
+        entries = table(value, where).items()
+        return {_key(key, kind, where): number(v, f"{where}.{key}") for key, v in entries}
     if kind == "tuple[str, ...]":
+        if not isinstance(value, list):
+            raise ValueError(f"{where} must be a list of texts, not {value!r}.")
         return tuple(text(v, where) for v in value)
     return _curve(value, where)
+
+
+def _key(key: str, kind: str, where: str) -> str | int:
+    """A key of a table; numbers of ranks are texts in TOML."""
+    if "int" not in kind:
+        return key
+    if not key.isdecimal() or not int(key):
+        raise ValueError(f"{where} goes by whole numbers, 1 or more, so {key!r} cannot be a key.")
+    return int(key)
 
 
 _READERS = {"str": text, "int": whole, "float": number}

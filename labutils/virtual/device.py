@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import autograd
 from torch.nn.parallel import _functions, comm
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer
@@ -27,8 +26,8 @@ from labutils.virtual import (
     copies,
     dispatch,
     distributed,
-    errors,
     factories,
+    gradients,
     limits,
     methods,
     module,
@@ -67,7 +66,7 @@ def register() -> None:
     methods.install(VirtualTensor)
     factories.install()
     _replace_tensor_methods()
-    _check_gradients()
+    gradients.install()
     _replace_accelerator()
     _replace_data_parallel()
     _replace_dropout()
@@ -137,27 +136,6 @@ def _replace_tensor_methods() -> None:
     plain.is_pinned = pinned
     plain.data = property(data.__get__, set_data)
     plain.vgpu = methods.vgpu
-
-
-def _check_gradients() -> None:
-    """``backward(gradient)`` refuses a gradient on another device."""
-    original = autograd._make_grads
-
-    @functools.wraps(original)
-    def make_grads(outputs: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
-        for output, grad in zip(outputs, grads):
-            if type(output) is VirtualTensor and isinstance(grad, torch.Tensor):
-                _check_same_device(output, grad)
-        return original(outputs, grads, *args, **kwargs)
-
-    autograd._make_grads = make_grads
-
-
-def _check_same_device(output: VirtualTensor, grad: torch.Tensor) -> None:
-    if grad.device != output.device:
-        plain = [] if type(grad) is VirtualTensor else [grad]
-        virtual = [output, grad] if type(grad) is VirtualTensor else [output]
-        raise RuntimeError(errors.mixed_devices("backward", virtual, plain))
 
 
 def _replace_accelerator() -> None:

@@ -95,7 +95,7 @@ GROUPS = (
 OUT_OF_REACH = {
     "fig6": "depends on the batch and on the rate of that network, both unpublished",
     "fig8": "depends on the batch and on the rate of that network, both unpublished",
-    "fig9": "batch is unpublished; from jobs on machines and networks that differed (the paper says)",
+    "fig9": "batch is unpublished; from jobs on machines and networks that differed",
     "h100-rn50-128-bwd": "counts idle time: spans from the first to the last kernel of an operator,"
     " between which the profiled host was late; kernels alone are 46.0 in the same file",
     "nccl-lat": "three latencies of a formula, not a measurement; they are taken over as they are",

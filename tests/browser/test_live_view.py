@@ -145,7 +145,7 @@ def test_a_page_reloaded_during_the_run_gets_the_picture(
     page.wait_for_selector(".jp-Notebook .jp-OutputArea-output", timeout=90_000)
     (notebook.parent / "stop").touch()  # until then the busy kernel cannot answer the new page
     page.wait_for_function(
-        f"document.querySelector('{PICTURE}')?.naturalWidth > 600", timeout=60_000
+        f"document.querySelector('{PICTURE}')?.naturalWidth > 600", timeout=150_000
     )
     assert page.errors == []
 

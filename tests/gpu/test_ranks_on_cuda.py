@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labutils as lab
-from labutils import telemetry
 
 GPUS = torch.cuda.device_count()
 RANKS = max(2, min(GPUS, 4))
@@ -92,13 +91,12 @@ def test_a_run_is_measured_on_the_gpus() -> None:
     trace = run.trace
     assert trace.source == "measured"
     assert torch.cuda.get_device_name(0) in trace.hardware
-    rows = {telemetry.row_of(rank, torch.device("cuda")) for rank in range(RANKS)}
-    assert rows <= set(trace.devices)
-    for row in rows:
-        steps = [s for s in trace.spans if s.device == row and s.name == "step"]
+    for rank in range(RANKS):
+        steps = [s for s in trace.of_rank(rank) if s.name == "step"]
         assert len(steps) == 3
+        assert {s.device for s in steps} == {f"GPU {rank}"}
         assert all(a.end <= b.start for a, b in pairwise(steps))
-        assert trace.peak_memory(row) > 0
+        assert trace.peak_memory(f"GPU {rank}") > 0
 
 
 def test_a_failure_names_the_rank() -> None:

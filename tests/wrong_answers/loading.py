@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -112,10 +113,9 @@ def threaded(
 
     def put(item: Any) -> None:
         while not stop.is_set():
-            try:
-                return ready.put(item, timeout=0.05)
-            except queue.Full:
-                pass
+            with contextlib.suppress(queue.Full):
+                ready.put(item, timeout=0.05)
+                break
 
     def work() -> None:
         try:
