@@ -126,9 +126,12 @@ class WhoAmI:
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
+        from labutils.sliders import ALONE, WITHOUT_KERNEL
+
         view = self._controls()
         if view is not None:
             display(view, raw=True)
+            display({"text/html": ALONE, "text/plain": WITHOUT_KERNEL}, raw=True)
         self._handle = display(*self._bundle()[:1], raw=True, metadata=self._bundle()[1],
                                display_id=True)  # fmt: skip
 

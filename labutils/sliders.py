@@ -13,17 +13,19 @@ NO_LINK = "none"
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
-ALONE = """
+WITHOUT_KERNEL = "Run this cell to have its sliders."
+ALONE = f"""
 <style>
-.lab-what-if { display: none }
-.jp-OutputArea:has(.lab-what-if)
-  > .jp-OutputArea-child:has(> .jupyter-widgets):not(:has(.lab-sliders)) { display: none }
-.jp-OutputArea:not(:has(.lab-sliders)) .lab-what-if { display: block }
+.lab-alone {{ display: none }}
+.jp-OutputArea:not(:has(.jupyter-widgets > *)) .lab-alone {{ display: block }}
+.jp-OutputArea:has(.lab-alone)
+  > .jp-OutputArea-child:has(> .jupyter-widgets):not(:has(> .jupyter-widgets > *)) {{
+  display: none }}
 </style>
-<p class="lab-what-if"><em>Run this cell to have its sliders.</em></p>
+<p class="lab-alone"><em>{WITHOUT_KERNEL}</em></p>
 """
-"""Where the kernel of the sliders is gone: this sentence stands in place of JupyterLab's
-"Error displaying widget"."""
+"""HTML beside a widget: where its kernel is gone, this sentence stands in its place, instead of
+JupyterLab's "Loading widget" or "Error displaying widget"."""
 
 
 class Sliders:
@@ -117,4 +119,4 @@ def _widget_class() -> Any:
     return SlidersWidget
 
 
-__all__ = ["ALONE", "Sliders"]
+__all__ = ["ALONE", "WITHOUT_KERNEL", "Sliders"]

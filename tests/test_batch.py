@@ -174,9 +174,9 @@ def test_resume_keeps_what_has_passed_and_has_not_changed(
 
 def test_runs_side_by_side(tmp_path: Path) -> None:
     notebook_maker.write(tmp_path / "labs" / "01_a.ipynb", "print(1)")
-    runs = [start(tmp_path / "labs", tmp_path / f"out{number}") for number in range(3)]
+    runs = [start(tmp_path / "labs", tmp_path / f"out{number}") for number in range(2)]
     shown = [run.communicate(timeout=300)[0] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0, 0], shown
+    assert [run.returncode for run in runs] == [0, 0], shown
 
 
 def test_one_folder_takes_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

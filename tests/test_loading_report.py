@@ -193,7 +193,7 @@ def test_any_loader_and_its_state_is_kept(kind: str) -> None:
     )
     assert others[0] == random.getstate() and np.array_equal(others[1], np.random.get_state()[1])
     assert getattr(loader.dataset, "read", 0) == 0  # read in workers, or on a copy
-    assert loader._iterator is None
+    assert loader._iterator is None and loader._IterableDataset_len_called is None
 
 
 def test_a_copy_shares_what_is_large_and_no_state() -> None:
@@ -235,6 +235,25 @@ def test_what_cannot_be_reported_on(
 ) -> None:
     with pytest.raises(error, match=says):
         report(loader, **options)
+
+
+def test_pinning_for_nobody_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    pretend(monkeypatch, LoadingModel(0.1, 0.02, cores=2), 0.0)
+    found = lab.loader_report(DataLoader([1, 2], pin_memory=True), train)
+    assert found.recommended["pin_memory"] is False
+    assert "pin_memory=True has no effect" in repr(found)
+
+
+def test_a_sequence_of_settings_is_shown_with_its_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LoadingModel(0.1, 0.02, load_cpu_s=0.01, cores=2)
+    pretend(monkeypatch, model, 0.0)
+    found = lab.loader_report(DataLoader([1, 2]), train)
+    assert found.idle == pytest.approx(1 - 0.02 / 0.12)
+    assert found.recommended["num_workers"] == 5  # 0.1 / 5 = 0.02 s, as long as the step
+    text = repr(found)
+    assert "num_workers=0, pin_memory=False" in text and "step idle  83%" in text
+    assert "6.00 × as fast as it is" in text
 
 
 def test_a_step_that_fails_is_the_users_own_error() -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from labutils.virtual.memory import SEGMENT, Ledger, size
+from labutils.virtual import dispatch
+from labutils.virtual.memory import SEGMENT, Block, Ledger, size
 from labutils.virtual.state import state
 from tests.virtual_gpus import gpus
 
@@ -200,13 +201,64 @@ def test_going_over_capacity_in_the_middle_of_a_step_frees_everything(compute: s
 
 def test_ledger_refuses_without_counting() -> None:
     ledger = Ledger(1, 100)
-    ledger.allocate(0, 60)
+    first = Block(ledger, 0, 60)
     with pytest.raises(torch.OutOfMemoryError):
-        ledger.allocate(0, 41)
+        Block(ledger, 0, 41)
+    with pytest.raises(torch.OutOfMemoryError):
+        first.resize(101)
     assert ledger.allocated == [60]
-    ledger.allocate(0, 40)
-    ledger.free(0, 100)
+    second = Block(ledger, 0, 30)
+    second.resize(40)
+    assert ledger.allocated == [100]
+    del first, second
     assert (ledger.allocated, ledger.peak) == ([0], [100])
+
+
+@pytest.mark.parametrize("place", ["_reserve", "_settle"])
+def test_an_interrupt_within_the_ledger_leaves_the_sums_right(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(1, 10**9)
+    kept, gone = Block(ledger, 0, 100), Block(ledger, 0, 50)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, place, interrupt)
+        del gone
+        with pytest.raises(KeyboardInterrupt):
+            Block(ledger, 0, 3 << 20)
+    assert (ledger.allocated, ledger.allocations[0] - ledger.frees[0]) == ([100], 1)
+    Block(ledger, 0, 7)
+    assert ledger.allocated == [kept.nbytes]
+
+
+@pytest.mark.parametrize("operation", range(4, 30, 5))
+def test_a_backward_that_fails_frees_what_it_held(
+    vgpu: Any, operation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = [nn.Linear(8, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(8, 1)).to("vgpu:0")
+    loss = model(torch.ones(4, 8, device="vgpu:0")).sum()
+    original, count = dispatch.dispatch, 0
+
+    def interrupted(*args: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == operation:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dispatch, "dispatch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loss.backward()
+    del loss
+    model.zero_grad()
+    gc.collect()
+    tensors = (*model.parameters(), *model.buffers())
+    assert vgpu.memory_allocated(0) == sum(t.numel() * t.element_size() for t in tensors)
 
 
 @pytest.mark.parametrize(

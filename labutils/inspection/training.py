@@ -146,7 +146,8 @@ class TrainingObserver:
             zero=all(not getattr(g, "raw", g).any() for g in dense) if dense else not gradients,
             gradients=[checksum(g) for g in dense] if _worth(number) else None,
             rate=[float(group.get("lr", 0.0)) for group in optimizer.param_groups],
-            passes=[*self.passes], around=[*self.around], inputs=[*self.inputs], forwards=len(self.forwards),
+            passes=[*self.passes], around=[*self.around], inputs=[*self.inputs],
+            forwards=len(self.forwards),
             by_hand=self.reduced_by_hand,
             sharded=any(type(p).__name__ in _SHARDED for p in parameters),
         )  # fmt: skip

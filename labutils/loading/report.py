@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from labutils import hardware
 from labutils.exercises import Note
@@ -103,7 +103,10 @@ class _Examination:
         self.loader, self.step, self.seconds, self.ranks = loader, step, seconds, ranks
         self.findings = Findings()
         self._copy = measure.independent(loader.dataset)
-        own = Setting(loader.num_workers, loader.pin_memory, loader.prefetch_factor)
+        pins = loader.pin_memory and torch.accelerator.is_available()
+        if loader.pin_memory and not pins:
+            self.findings.notes.append("pin_memory=True has no effect: there is no accelerator")
+        own = Setting(loader.num_workers, pins, loader.prefetch_factor)
         self.most = MOST_WORKERS
         self._look_at_loading(own)
         self._try(own)
@@ -126,7 +129,7 @@ class _Examination:
                 self._without_workers(str(error))
         if found.loading is None:
             if inside is None:
-                raise LoaderError(found.notes[0])
+                raise LoaderError(found.notes[-1])
             found.loading = inside
         found.step_s, found.step_cpu_s = measure.alone(self.step, batch, self.seconds)
         one = found.loading
@@ -189,12 +192,11 @@ class _Examination:
         """Workers that start anew in each epoch are worth keeping if that takes long."""
         found = self.findings
         run = found.runs.get(found.best)
-        try:
-            batches = len(self.loader)
-        except TypeError:  # a stream without a length
-            return
-        if run is not None and found.best.num_workers:
-            found.persistent = run.start_s > 0.02 * batches * run.seconds
+        streams = isinstance(
+            self.loader.dataset, IterableDataset
+        )  # asking its length leaves a mark
+        if run is not None and found.best.num_workers and not streams:
+            found.persistent = run.start_s > 0.02 * len(self.loader) * run.seconds
 
     def _best(self) -> Setting:
         """The simplest setting that is as fast as any, or nearly."""

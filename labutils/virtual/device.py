@@ -32,9 +32,9 @@ from labutils.virtual import (
     methods,
     module,
     streams,
+    syncbn,
 )
 from labutils.virtual import comm as virtual_comm
-from labutils.virtual import syncbn as _syncbn  # noqa: F401 - adds its kernels
 from labutils.virtual.state import state
 from labutils.virtual.tensor import VirtualTensor
 
@@ -78,6 +78,7 @@ def register() -> None:
     checkpoint.install()
     distributed.install()
     limits.install()
+    syncbn.install()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_after_fork)
     _registered = True

@@ -5,11 +5,15 @@ Statistics run over every dimension but the second (channels), in float32.
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.modules import _functions
 
+from labutils.virtual import journal
 from labutils.virtual.dispatch import run
 from labutils.virtual.operators import HANDLERS, operator_of
 
@@ -133,3 +137,47 @@ _KERNELS: Sequence[tuple[Any, Callable[..., Any]]] = (
 )
 for _packet, _function in _KERNELS:
     HANDLERS[_packet] = _kernel(_function)
+
+
+class _Counting(threading.local):
+    """Whether this thread is in the forward of a SyncBatchNorm."""
+
+    on = False
+
+
+_counting = _Counting()
+
+
+def _index(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Indexing; SyncBatchNorm's mask of the ranks with a batch, without values, takes all ranks.
+
+    (Its result depends on values, which phantom compute does not have; that a rank has no samples
+    at all would be the exception.)
+    """
+    tensor, indices = args[:2]
+    if not (_counting.on and tensor.raw.is_meta and _is_mask(indices)):
+        return run(operator_of(func), args, kwargs)
+    journal.note("sync", tensor.index)
+    return run(operator_of(aten.clone.default), (tensor,), {})
+
+
+def _is_mask(indices: Sequence[Any]) -> bool:
+    return len(indices) == 1 and indices[0] is not None and indices[0].dtype == torch.bool
+
+
+HANDLERS[aten.index] = _index
+
+
+def install() -> None:
+    """Let the forward of SyncBatchNorm be known as such."""
+    original = _functions.SyncBatchNorm.forward
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        _counting.on = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _counting.on = False
+
+    _functions.SyncBatchNorm.forward = staticmethod(forward)  # type: ignore[method-assign]
