@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,15 @@ def _execute(path: Path, target: Path, parameters: Mapping[str, Any], timeout_s:
 
 
 def _kernel_config() -> Any:
-    """Talk to the kernel through sockets in the file system: no port that another run may take."""
+    """Talk to the kernel through names rather than ports, which another run might take meanwhile.
+
+    The "@" makes them Linux's abstract sockets, which leave no file behind.
+    """
     from traitlets.config import Config
 
-    transport = "tcp" if sys.platform == "win32" else "ipc"
-    return Config({"KernelManager": {"transport": transport}})
+    if sys.platform != "linux":
+        return Config()
+    return Config({"KernelManager": {"transport": "ipc", "ip": f"@labutils-{uuid.uuid4()}"}})
 
 
 def _demand_complete(notebook: Any) -> None:

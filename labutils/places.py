@@ -132,8 +132,8 @@ class WhoAmI:
         if view is not None:
             display(view, raw=True)
             display({"text/html": ALONE, "text/plain": WITHOUT_KERNEL}, raw=True)
-        self._handle = display(*self._bundle()[:1], raw=True, metadata=self._bundle()[1],
-                               display_id=True)  # fmt: skip
+        data, metadata = self._bundle()
+        self._handle = display(data, raw=True, metadata=metadata, display_id=True)
 
     def _bundle(self) -> tuple[dict[str, Any], dict[str, Any]]:
         from labutils.figures import png_metadata

@@ -18,9 +18,8 @@ ALONE = f"""
 <style>
 .lab-alone {{ display: none }}
 .jp-OutputArea:not(:has(.jupyter-widgets > *)) .lab-alone {{ display: block }}
-.jp-OutputArea:has(.lab-alone)
-  > .jp-OutputArea-child:has(> .jupyter-widgets):not(:has(> .jupyter-widgets > *)) {{
-  display: none }}
+.jp-OutputArea:has(.lab-alone) > .jp-OutputArea-child:has(> .lm-Panel.jp-OutputArea-output):not(
+  :has(> .jp-OutputArea-output > *)) {{ display: none }}
 </style>
 <p class="lab-alone"><em>{WITHOUT_KERNEL}</em></p>
 """

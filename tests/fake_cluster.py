@@ -6,11 +6,9 @@ are shared, as on a real cluster.  Making one needs root and iproute2.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,6 +21,17 @@ ip link set lo up; hostname "$1"; mount --bind "$2" /etc/hosts
 eval "$3"; cd "$4"; shift 4; exec "$@"
 """
 """How a command gets into a node: its name, its hosts file, what is broken there, the folder."""
+
+REAPER = """
+cat >/dev/null
+for space in "$@"; do
+    while pids=$(ip netns pids "$space" 2>/dev/null) && [ -n "$pids" ]; do
+        kill -9 $pids 2>/dev/null; sleep 0.02
+    done
+    ip netns del "$space" 2>/dev/null
+done
+"""
+"""Takes the nodes down when its standard input ends: with the test, even one that is killed."""
 
 
 def why_not() -> str:
@@ -48,10 +57,15 @@ class Cluster:
         self.broken = broken
         self.programs = folder / "bin"
         self._prefix = f"lab{os.getpid()}"
+        self._net = f"{self._prefix}-net"
 
     def __enter__(self) -> Cluster:
         if reason := why_not():
             pytest.skip(reason)
+        spaces = [*map(self.namespace, self.nodes), self._net]
+        self._reaper = subprocess.Popen(
+            ["sh", "-c", REAPER, "sh", *spaces], stdin=subprocess.PIPE, start_new_session=True
+        )
         try:
             self._make_network()
             self._make_programs()
@@ -88,16 +102,13 @@ class Cluster:
         return found
 
     def close(self) -> None:
-        """Take everything down, whatever has become of it."""
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for node in self.nodes:
-            subprocess.run(["ip", "netns", "del", self.namespace(node)], capture_output=True)
-        subprocess.run(["ip", "netns", "del", f"{self._prefix}-net"], capture_output=True)
+        """Let the reaper take everything down."""
+        assert self._reaper.stdin is not None
+        self._reaper.stdin.close()
+        self._reaper.wait()
 
     def _make_network(self) -> None:
-        net = f"{self._prefix}-net"
+        net = self._net
         _ip("netns", "add", net)
         _ip("-n", net, "link", "add", "bridge", "type", "bridge")
         _ip("-n", net, "link", "set", "bridge", "up")

@@ -37,6 +37,11 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def left_in(folder: Path) -> list[str]:
+    """Files there, besides the folder for compiled code that torch makes when it is imported."""
+    return [f.name for f in folder.iterdir() if not f.name.startswith("torchinductor_")]
+
+
 def net_namespace(pid: int) -> str:
     try:
         return os.readlink(f"/proc/{pid}/ns/net")
@@ -131,7 +136,7 @@ def test_each_node_has_a_name_an_address_and_an_interface_of_its_own(own_folder:
         assert found[4:7] == (str(rank), str(rank % 2), str(node))
         assert found[7] == 10.0
     assert nothing_left(before)
-    assert list(own_folder.iterdir()) == []
+    assert left_in(own_folder) == []
 
 
 def timed(numbers: int) -> list[float]:
@@ -223,7 +228,7 @@ def test_nothing_is_left_after_a_failure(own_folder: Path) -> None:
     with pytest.raises(RankFailure, match="Rank 1 failed: ValueError: bad data"):
         launch(fail, nodes=2, ranks=1, network="namespaces", checked=False)
     assert nothing_left(before)
-    assert list(own_folder.iterdir()) == []
+    assert left_in(own_folder) == []
 
 
 @needs_namespaces
@@ -232,7 +237,7 @@ def test_nothing_is_left_after_an_interrupt(own_folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt), interrupt_after(4.0):
         launch(time.sleep, nodes=2, ranks=1, args=(100,), network="namespaces", timeout=None)
     assert nothing_left(before)
-    assert list(own_folder.iterdir()) == []
+    assert left_in(own_folder) == []
 
 
 HANGS = """
@@ -275,8 +280,7 @@ def test_nothing_is_left_after_a_kill(victim: str, tmp_path: Path) -> None:
             assert notebook.process.wait(5) == -signal.SIGKILL
         assert wait_until(lambda: not made & namespaces(psutil.pids()), 5.0)
     assert links() <= before
-    # torch makes a folder of its own at its import, for compiled code
-    assert [f for f in folder.iterdir() if not f.name.startswith("torchinductor_")] == []
+    assert left_in(folder) == []
 
 
 def test_the_kernels_own_switches_are_not_needed() -> None:
@@ -305,3 +309,10 @@ def test_why_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
         assert network.missing() == "Network namespaces need tc (packages iproute2 and util-linux)."
     finally:
         network.missing.cache_clear()
+
+
+@needs_namespaces
+def test_a_network_that_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network.Network, "node", lambda self, i: network.Node(i, "x" * 99, (), 0.0))
+    with pytest.raises(RuntimeError, match="could not be built: (.|\n)*OSError"):
+        launch(where, nodes=2, ranks=1, network="namespaces")

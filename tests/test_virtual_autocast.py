@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.virtual_gpus import gpus
+from labutils import virtual
+from tests.virtual_gpus import gpus, recorded
 
 DEV = "vgpu:0"
 LOW = (torch.bfloat16, torch.float16)
@@ -136,3 +137,20 @@ def test_gradient_scaler_skips_a_step_that_overflowed() -> None:
     scaler.update()
     torch.testing.assert_close(layer.weight.detach(), before - 0.5)
     assert scaler.get_scale() == 512.0
+
+
+@pytest.mark.parametrize("pace", ["simulated", "wall"])
+def test_a_scaler_steps_without_values(pace: str) -> None:
+    virtual.enable(1, compute="phantom", pace=pace)
+    model = torch.nn.Linear(4, 4).to("vgpu:0")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("vgpu")
+    with torch.autocast("vgpu", dtype=torch.float16):
+        loss = model(torch.ones(2, 4, device="vgpu:0")).float().sum()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    with recorded() as entries:
+        scaler.step(optimizer)
+    scaler.update()
+    assert [e.kernel.name for e in entries if e.what == "copy" and e.kernel] == ["d2h"]
+    assert any(e.phase == "optimizer" for e in entries)

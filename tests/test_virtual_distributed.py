@@ -190,3 +190,10 @@ def test_phantom_resnet_step_is_recorded_alike_on_every_rank(
 def test_phantom_communication_hook(phantom: list[dict[str, Any]]) -> None:
     shapes = [tuple(p.shape) for p in ranks.small().parameters()]
     assert [shape for _, shape in value(phantom, "phantom_hook", 1)] == shapes
+
+
+def test_phantom_sync_batch_norm(phantom: list[dict[str, Any]]) -> None:
+    (device, shape), gradients = value(phantom, "phantom_sync_batch_norm", 1)
+    assert (device, shape[0]) == ("vgpu:1", 2)
+    shapes = [tuple(p.shape) for p in ranks.small(norm=True).parameters()]
+    assert [shape for _, shape in gradients] == shapes

@@ -71,7 +71,11 @@ def test_names_mirror_cuda() -> None:
             "device_count current_device set_device device synchronize memory_allocated "
             "max_memory_allocated memory_reserved reset_peak_memory_stats memory_stats "
             "mem_get_info get_device_properties Stream Event stream current_stream empty_cache "
-            "OutOfMemoryError is_available manual_seed manual_seed_all get_device_name"
+            "OutOfMemoryError is_available manual_seed manual_seed_all get_device_name "
+            "get_device_capability can_device_access_peer init ipc_collect device_of seed seed_all "
+            "memory_summary reset_max_memory_allocated initial_seed get_rng_state_all "
+            "set_rng_state_all is_bf16_supported is_tf32_supported is_current_stream_capturing "
+            "StreamContext default_stream set_stream max_memory_reserved is_initialized"
         )
         for name in names.split():
             assert hasattr(torch.cuda, name)
@@ -88,3 +92,47 @@ def test_a_parameter_that_is_held_on_to_cannot_move_and_that_is_said() -> None:
         with pytest.raises(RuntimeError, match="Linear.weight cannot move .* while something"):
             layer.to("vgpu:0")
     assert held() is not None
+
+
+@pytest.mark.parametrize(
+    ("profile", "capability"), [("V100-SXM2", (7, 0)), ("DGX-A100", (8, 0)), ("RTX-4090", (8, 9))]
+)
+def test_capabilities(profile: str, capability: tuple[int, int]) -> None:
+    with gpus(2, profile=profile) as vgpu:
+        assert vgpu.get_device_capability(1) == capability
+        assert vgpu.is_tf32_supported() == (capability >= (8, 0))
+        assert vgpu.is_bf16_supported() and vgpu.can_device_access_peer(0, 1)
+
+
+def test_every_profile_has_a_capability() -> None:
+    for profile in profiles.names():
+        virtual.enable(1, profile=profile)
+        assert torch.get_device_module("vgpu").get_device_capability() > (5, 0), profile
+
+
+def test_summary_of_memory() -> None:
+    with gpus(2) as vgpu:
+        kept = torch.ones(3 << 20, dtype=torch.uint8, device="vgpu:1")
+        text = vgpu.memory_summary("vgpu:1")
+        assert "vgpu:1" in text and text.count("3.00 MiB") >= 2
+        assert "storages" in text and "storages" not in vgpu.memory_summary(1, abbreviated=True)
+        with vgpu.device_of(kept):
+            assert vgpu.current_device() == 1
+        with vgpu.device_of(torch.ones(1)):
+            assert vgpu.current_device() == 0
+        del kept
+
+
+def test_random_numbers_can_be_repeated() -> None:
+    with gpus(2) as vgpu:
+        states = vgpu.get_rng_state_all()
+        first = torch.rand(3, device="vgpu:1").tolist()
+        vgpu.set_rng_state_all(states)
+        assert torch.rand(3, device="vgpu:0").tolist() == first
+
+
+def test_what_only_cuda_has_is_said() -> None:
+    with gpus(1) as vgpu:
+        with pytest.raises(AttributeError, match="has no 'CUDAGraph': of torch.cuda"):
+            vgpu.CUDAGraph  # noqa: B018
+        assert not hasattr(vgpu, "no_such_thing")

@@ -363,3 +363,12 @@ def phantom_hook(rank: int, world: int) -> Any:
     _hook("fp16_compress_hook")(model)
     model(empty(rank, 2 * 192).view(2, 3, 8, 8)).sum().backward()
     return [p.grad for p in model.parameters()]
+
+
+@on("phantom")
+def phantom_sync_batch_norm(rank: int, world: int) -> Any:
+    model: Any = nn.SyncBatchNorm.convert_sync_batchnorm(small(norm=True)).to(f"vgpu:{rank}")
+    model = DDP(model, device_ids=[rank])
+    out = model(empty(rank, 2 * 192).view(2, 3, 8, 8))
+    out.sum().backward()
+    return out, [p.grad for p in model.parameters()]

@@ -36,6 +36,7 @@ MTU = 9000
 """Bytes of a packet, as clusters have them: headers are 0.7 % of it."""
 
 _ON_A_NODE = "LABUTILS_NODE"  # set below the agent of a node
+_ANSWER_S = 60.0  # for a few commands, on a machine that may be very busy
 _BURST = 70_000  # bytes that pass at once: one large packet before it is cut (64 KiB and headers)
 _NEWNS, _NEWUTS, _NEWNET = 0x00020000, 0x04000000, 0x40000000  # unshare(2)
 _UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -126,10 +127,16 @@ class Network:
         self._answer(helper)
 
     def _answer(self, helper: Helper) -> str:
-        text = helper.channel.recv(1024).decode()
+        """What the helper says next; one that has ended, or says nothing, is a RuntimeError."""
+        helper.channel.settimeout(_ANSWER_S)
+        try:
+            text = helper.channel.recv(1024).decode()
+        except TimeoutError:
+            text = ""
         if not text:
             helper.close()
-            raise RuntimeError(f"the rehearsed network could not be built:\n{helper.log()}")
+            why = helper.log().strip() or f"a node said nothing for {_ANSWER_S:.0f} s"
+            raise RuntimeError(f"the rehearsed network could not be built: {why}")
         return text
 
     def close(self) -> None:

@@ -112,8 +112,8 @@ def _check_compute(compute: str | None, pace: str) -> str:
         raise ValueError(f"compute must be 'real' or 'phantom', but got {compute!r}.")
     if pace == "wall" and compute == "real":
         raise ValueError(
-            "pace='wall' needs compute='phantom': with compute='real' the CPU does the work, in its "
-            "own time and not in the GPU's."
+            "pace='wall' needs compute='phantom': with compute='real' the CPU does the work, in "
+            "its own time and not in the GPU's."
         )
     return compute
 
@@ -130,4 +130,12 @@ def _set_pace(profile: Profile | None) -> None:
     state.recorder.pacer = wall.Pacer(profile, state.ledger.allocated)
 
 
-__all__ = ["DEFAULT_PROFILE", "MOST_DEVICES", "disable", "enable", "is_enabled", "is_phantom", "is_wall"]
+__all__ = [
+    "DEFAULT_PROFILE",
+    "MOST_DEVICES",
+    "disable",
+    "enable",
+    "is_enabled",
+    "is_phantom",
+    "is_wall",
+]

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.amp import autocast_mode
+from torch.amp.grad_scaler import GradScaler
 from torch.overrides import TorchFunctionMode
 
+from labutils.virtual import copies
 from labutils.virtual.state import state
 from labutils.virtual.tensor import VirtualTensor
 
@@ -73,6 +75,7 @@ def install() -> None:
     cls = autocast_mode.autocast
     cls.__enter__ = _entering(cls.__enter__)  # type: ignore[method-assign]
     cls.__exit__ = _leaving(cls.__exit__)  # type: ignore[method-assign]
+    _replace_scaler()
     is_enabled = torch.is_autocast_enabled
 
     @functools.wraps(is_enabled)
@@ -81,6 +84,22 @@ def install() -> None:
         return is_enabled(*(args or ("vgpu",))) if state.devices else is_enabled(*args)
 
     torch.is_autocast_enabled = is_autocast_enabled  # type: ignore[assignment]
+
+
+def _replace_scaler() -> None:
+    """``GradScaler.step`` without values: the host reads that no gradient is infinite."""
+    original = GradScaler._maybe_opt_step
+
+    @functools.wraps(original)
+    def step(self: Any, optimizer: Any, found: Any, *args: Any, **kwargs: Any) -> Any:
+        infinite: Any = list(found["found_inf_per_device"].values())
+        if not all(type(t) is VirtualTensor and t.raw.is_meta for t in infinite):
+            return original(self, optimizer, found, *args, **kwargs)
+        for tensor in infinite:
+            copies.record_copy(tensor, copies.HOST, pinned=False, blocking=True)
+        return optimizer.step(*args, **kwargs)
+
+    GradScaler._maybe_opt_step = step  # type: ignore[method-assign, assignment]
 
 
 def _entering(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

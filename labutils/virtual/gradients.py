@@ -16,7 +16,7 @@ from labutils.virtual.tensor import VirtualTensor
 def install() -> None:
     """Replace the two functions below ``Tensor.backward`` and ``torch.autograd.grad``."""
     autograd._make_grads = _checked(autograd._make_grads)
-    autograd._engine_run_backward = _cleared(autograd._engine_run_backward)  # type: ignore[attr-defined]
+    autograd._engine_run_backward = _cleared(autograd._engine_run_backward)
 
 
 def _checked(original: Any) -> Any:

@@ -83,8 +83,8 @@ def wrap(raw: torch.Tensor, index: int, block: Block | None = None) -> VirtualTe
 def nested() -> RuntimeError:
     """The error for a nested tensor."""
     return RuntimeError(
-        "Virtual GPUs hold dense tensors only, no nested ones: keep the nested tensor on the CPU, or "
-        "pad it with torch.nested.to_padded_tensor(tensor, 0.0) and move that."
+        "Virtual GPUs hold dense tensors only, no nested ones: keep the nested tensor on the CPU, "
+        "or pad it with torch.nested.to_padded_tensor(tensor, 0.0) and move that."
     )
 
 

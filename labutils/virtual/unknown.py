@@ -1,7 +1,7 @@
 """What a program reads from virtual GPUs that compute no values.
 
-In simulated pace reading is an error.  In real time the program waits as it would on a real GPU, and
-gets nan, so that loops which read their loss keep running.
+In simulated pace reading is an error.  In real time the program waits as it would on a real GPU,
+and gets nan, so that loops which read their loss keep running.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def check(what: str) -> None:
     if not pacer.warned:
         pacer.warned = True
         warnings.warn(
-            "These virtual GPUs are busy in real time and compute no values: what is read from them "
-            "is nan (in a tensor of integers 0, of a comparison False).",
+            "These virtual GPUs are busy in real time and compute no values: what is read from "
+            "them is nan (in a tensor of integers 0, of a comparison False).",
             stacklevel=_depth_of_caller(),
         )
 

@@ -57,9 +57,10 @@ class WallSource:
         now = self._pacer.clock.now()
         spans, samples = self._pacer.since(*self._seen)
         self._seen = self._seen[0] + len(spans), self._seen[1] + len(samples)
-        for item in (*spans, *samples):
+        ends: list[tuple[float, Span | MemorySample]] = [(s.end, s) for s in spans]
+        ends += [(m.time, m) for m in samples]
+        for end, item in ends:
             self._count += 1
-            end = item.end if isinstance(item, Span) else item.time
             heapq.heappush(self._coming, (end, self._count, item))
         while self._coming and self._coming[0][0] <= now / 1e9:
             self._take(heapq.heappop(self._coming)[2])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset, default_collate
 
 import labutils as lab
 from labutils.loading import worker
@@ -24,6 +24,7 @@ SOLUTION = Path(__file__).resolve().parents[2] / "labs" / "solutions" / "prefetc
 WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 SECONDS = 1.0
 REPEATS = 3
+ENDLESS = 10_000_000
 
 
 class Remote(Dataset[Any]):
@@ -52,43 +53,35 @@ def workloads(images: Any) -> Iterator[tuple[str, Any, int, Callable[[Any], Any]
 
 
 def rate(data: Any, batch: int, step: Callable[[Any], Any], options: dict[str, Any]) -> float:
-    """Batches per second, from when each worker has delivered one; epoch after epoch."""
-    loader = DataLoader(data, batch_size=batch, shuffle=True, **options)
-    skipped, count, start, spent = max(1, loader.num_workers), 0, 0.0, 0.0
-    while spent < SECONDS:
-        for number, each in enumerate(loader):
-            if number == skipped:
-                start, count = time.perf_counter(), 0
-            step(each)
-            count += 1
-            spent = time.perf_counter() - start if number >= skipped else 0.0
-            if spent >= SECONDS:
-                break
-    return count / spent
-
-
-def sweep(data: Any, batch: int, step: Callable[[Any], Any]) -> list[tuple[float, dict[str, Any]]]:
-    """All settings from the fastest to the slowest."""
-    settings: list[dict[str, Any]] = [{"num_workers": 0}]
-    settings += [
-        {"num_workers": n, "prefetch_factor": f} for n in WORKERS if n for f in (2, 4)
-    ]  # fmt: skip
-    rates = [(rate(data, batch, step, options), options) for options in settings]
-    return sorted(rates, key=lambda pair: -pair[0])
+    """Batches per second, from when each worker has delivered one."""
+    sampler = RandomSampler(data, replacement=True, num_samples=ENDLESS)
+    loader = DataLoader(data, batch_size=batch, sampler=sampler, **options)
+    skipped, start = max(1, loader.num_workers), 0.0
+    for number, each in enumerate(loader):
+        if number == skipped:
+            start = time.perf_counter()
+        elif number > skipped and time.perf_counter() - start >= SECONDS:
+            break
+        step(each)
+    return (number - skipped) / (time.perf_counter() - start)
 
 
 def shortfall(data: Any, batch: int, step: Callable[[Any], Any]) -> float:
-    """By which share the recommended setting is slower than the best of the sweep."""
+    """By which share the recommended setting is slower than the best of all."""
     loader = DataLoader(data, batch_size=batch, shuffle=True)
-    wanted = dict(lab.loader_report(loader, step).recommended)
-    wanted.pop("persistent_workers", None)
-    candidates = [options for _, options in sweep(data, batch, step)[:2]]
-    best = [0.0] * len(candidates)
-    ours = 0.0
+    recommended = lab.loader_report(loader, step).recommended
+    wanted = recommended["num_workers"], recommended.get("prefetch_factor")
+    every = [(n, f) for n in WORKERS for f in ((2, 4) if n else (None,))]
+
+    def measured(setting: tuple[int, int | None]) -> float:
+        options = {"num_workers": setting[0], "prefetch_factor": setting[1]}
+        return rate(data, batch, step, options)
+
+    rates = {setting: measured(setting) for setting in dict.fromkeys([*every, wanted])}
     for _ in range(REPEATS):
-        ours = max(ours, rate(data, batch, step, wanted))
-        best = [max(b, rate(data, batch, step, o)) for b, o in zip(best, candidates)]
-    return 1 - ours / max(best)
+        for setting in {wanted, max(rates, key=lambda each: rates[each])}:
+            rates[setting] = max(rates[setting], measured(setting))
+    return 1 - rates[wanted] / max(rates.values())
 
 
 def tracing(images: Any) -> float:
