@@ -45,7 +45,7 @@ def run(answer: Callable[..., None], ranks: int, count: int) -> list[Any]:
     """What each rank has afterwards."""
     import labutils
 
-    done = labutils.launch(job, ranks, args=(answer, count), timeout=2, record=False)
+    done = labutils.launch(job, ranks, args=(answer, count), timeout=10, record=False)
     return list(done.results)
 
 

@@ -24,7 +24,7 @@ def run(answer: Callable[[int], int], batches: list[int]) -> list[int]:
     def job(each: list[int]) -> int:
         return answer(each[dist.get_rank()])
 
-    done = labutils.launch(job, len(batches), args=(batches,), timeout=2, record=False)
+    done = labutils.launch(job, len(batches), args=(batches,), timeout=5, record=False)
     return list(done.results)
 
 

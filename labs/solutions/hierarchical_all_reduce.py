@@ -39,7 +39,7 @@ def run(answer: Callable[..., object], nodes: int, gpus: int, numbers: int) -> d
     """What each rank holds, and the largest group in which something was communicated."""
     import labutils
 
-    done = labutils.launch(job, nodes * gpus, args=(answer, nodes, gpus, numbers), timeout=2)
+    done = labutils.launch(job, nodes * gpus, args=(answer, nodes, gpus, numbers), timeout=5)
     calls = [s for s in done.trace.spans if s.lane == "communication" and s.kind != "wait"]
     sizes = [int(s.detail.rsplit("group of ", 1)[-1]) for s in calls if "group of " in s.detail]
     return {"x": list(done.results), "ranks in the largest group": max(sizes, default=0)}

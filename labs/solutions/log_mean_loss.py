@@ -25,7 +25,7 @@ def run(answer: Callable[[torch.Tensor], float | None], losses: list[float]) -> 
         loss = torch.tensor(losses[dist.get_rank()])
         return {"returned": answer(loss), "its own loss afterwards": loss}
 
-    done = labutils.launch(job, len(losses), args=(losses,), timeout=2, record=False)
+    done = labutils.launch(job, len(losses), args=(losses,), timeout=5, record=False)
     return list(done.results)
 
 

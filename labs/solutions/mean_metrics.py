@@ -30,7 +30,7 @@ def run(answer: Callable[[dict[str, float]], dict[str, float]], ranks: int, coun
     """What each rank returns."""
     import labutils
 
-    return list(labutils.launch(job, ranks, args=(answer, count), timeout=2, record=False).results)
+    return list(labutils.launch(job, ranks, args=(answer, count), timeout=5, record=False).results)
 
 
 def cases(rng: random.Random) -> Iterator[tuple[int, int]]:

@@ -28,7 +28,7 @@ def run(answer: Callable[[torch.Tensor], float], sizes: list[int]) -> list[float
     """What each rank says."""
     import labutils
 
-    done = labutils.launch(job, len(sizes), args=(answer, sizes), timeout=2, record=False)
+    done = labutils.launch(job, len(sizes), args=(answer, sizes), timeout=5, record=False)
     return list(done.results)
 
 

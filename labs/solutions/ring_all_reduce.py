@@ -44,7 +44,7 @@ def run(answer: Callable[[torch.Tensor], object], ranks: int, numbers: int) -> d
     """What each rank holds afterwards, the bytes that it sent, and other collectives called."""
     import labutils
 
-    done = labutils.launch(job, ranks, args=(answer, numbers), timeout=2)
+    done = labutils.launch(job, ranks, args=(answer, numbers), timeout=5)
     spans = [s for s in done.trace.spans if s.lane == "communication" and s.kind != "wait"]
 
     def rows(rank: int) -> tuple[str, str]:

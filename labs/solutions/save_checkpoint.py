@@ -60,7 +60,7 @@ def run(answer: Callable[..., None], ranks: int, features: int) -> dict[str, Any
 
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "checkpoint.pt")
-        done = labutils.launch(job, ranks, args=(answer, path, features), timeout=2, record=False)
+        done = labutils.launch(job, ranks, args=(answer, path, features), timeout=10, record=False)
         return {"ranks": list(done.results), "files": sorted(os.listdir(folder))}
 
 

@@ -37,7 +37,7 @@ def run(answer: Callable[..., torch.Tensor], ranks: int, features: int) -> list[
     """What each rank has afterwards."""
     import labutils
 
-    done = labutils.launch(job, ranks, args=(answer, features), timeout=2, record=False)
+    done = labutils.launch(job, ranks, args=(answer, features), timeout=10, record=False)
     return list(done.results)
 
 

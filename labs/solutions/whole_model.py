@@ -47,7 +47,7 @@ def run(answer: Callable[..., nn.Module], ranks: int, features: int) -> list[obj
     """The parameters of each rank."""
     import labutils
 
-    done = labutils.launch(job, ranks, args=(answer, features), timeout=2, record=False)
+    done = labutils.launch(job, ranks, args=(answer, features), timeout=10, record=False)
     return list(done.results)
 
 
