@@ -41,7 +41,7 @@ LATER = ("torch._dynamo",)
 RANK, HELPER = b"F", b"H"
 """What a process is to be: a rank, or what :mod:`labutils.launch.helper` is told."""
 
-_IDLE_S = 0.1, 1.0  # nobody is waiting when nobody has asked for so long: no rank alive, some alive
+_IDLE_S = 0.1  # nobody is waiting when nobody has asked for so long, and no rank is alive
 _POLL_S = 0.5  # how often the parent's life is checked, should a copy of its sockets outlive it
 
 
@@ -111,7 +111,7 @@ class Server:
         signal.set_wakeup_fd(self.wake_write)
         asked, waiting_to_load = time.monotonic(), True
         while os.getppid() == self.parent:
-            if waiting_to_load and time.monotonic() > asked + _IDLE_S[bool(self.handles)]:
+            if waiting_to_load and not self.handles and time.monotonic() > asked + _IDLE_S:
                 load(LATER)
                 waiting_to_load = False
             for key, _ in self.selector.select(_POLL_S):
