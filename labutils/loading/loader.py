@@ -137,13 +137,23 @@ def watched(more: int) -> None:
     """There is one watch more (1) or fewer (-1), which concerns the workers of every loader."""
     with _making:
         _Run.watchers += more
+        while leaving and not _Run.watchers:
+            shutil.rmtree(leaving.pop(), ignore_errors=True)
         for loader in list(loaders):
             with contextlib.suppress(OSError):
                 loader._run.flag()
 
 
+leaving: list[str] = []
+"""Directories of loaders that are gone, kept until whoever watches has read them."""
+
+
 def _remove(path: str, owner: int) -> None:
-    if path and os.getpid() == owner:  # a forked worker has copies of everything
+    if not path or os.getpid() != owner:  # a forked worker has copies of everything
+        return
+    if _Run.watchers:
+        leaving.append(path)
+    else:
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -77,10 +77,12 @@ class LoadingSource:
 
     def stop(self) -> Trace:
         """End; returns everything."""
-        loading.watched(-1)
-        trace = self._process.stop()
+        try:
+            trace = self._process.stop()
+            self._from_workers()
+        finally:
+            loading.watched(-1)
         began = next((span.start for span in trace.spans if span.name == _PROBE), 0.0)
-        self._from_workers()
         workers = [s for follower in self._followers.values() for s in follower.trace.spans]
         moved = (replace(s, start=s.start + began, end=s.end + began) for s in workers)
         spans = [*filter(_is_shown, trace.spans), *moved]
@@ -93,7 +95,8 @@ class LoadingSource:
         return trace
 
     def _from_workers(self) -> list[Span]:
-        for directory in [each.run_directory for each in list(loading.loaders)]:
+        living = [each.run_directory for each in list(loading.loaders)]
+        for directory in [*living, *loading.leaving]:
             if directory and directory not in self._followers:
                 self._followers[directory] = Follower(directory, self._start_ns)
         return [span for follower in self._followers.values() for span in follower.poll()[0]]
