@@ -135,6 +135,18 @@ def test_remarks_are_not_mistakes() -> None:
     assert "counts 1 samples twice" in report.text()
 
 
+def test_dataparallel_that_splits_nothing() -> None:
+    source = "import torch\nmodel = torch.nn.DataParallel(torch.nn.Linear(2, 1))\n"
+    report = inspect(source, ranks=1)
+    (remark,) = report.remarks
+    assert remark.kind == "splits-nothing"
+    assert remark.place == "train.py, line 2, rank 0"
+    assert "no GPU" in remark.what or "one GPU" in remark.what
+    two = source.replace("1))", "1).to('vgpu'), device_ids=[0, 1])")
+    two = "import labutils\nlabutils.virtual.enable(2)\n" + two
+    assert not inspect(two, ranks=1).remarks
+
+
 def test_time_limit_leaves_nothing_running_and_reports_what_was_seen() -> None:
     before = living()
     source = GOOD.replace("range(2)", "range(10**9)").replace("    sampler.set_epoch(epoch)\n", "")

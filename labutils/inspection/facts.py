@@ -38,7 +38,7 @@ class Facts:
             "local_rank": int(os.environ["LOCAL_RANK"]),
             "local_size": int(os.environ["LOCAL_WORLD_SIZE"]),
             "groups": [], "models": [], "loaders": [], "epochs": [], "steps": [], "losses": [],
-            "saves": [], "spawns": [], "calls": {}, "joined": False, "ended": False,
+            "saves": [], "spawns": [], "splits": [], "calls": {}, "joined": False, "ended": False,
             "unmatched_no_sync": [], "waited_s": 0.0,
         }  # fmt: skip
         threading.Thread(target=self._write_for_ever, name="facts", daemon=True).start()

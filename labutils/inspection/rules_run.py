@@ -20,6 +20,7 @@ def find(seen: Seen) -> Iterator[Finding]:
     """All that is wrong with the run."""
     yield from _group(seen)
     yield from _devices(seen)
+    yield from _splits(seen)
     yield from _saves(seen)
     yield from _ended(seen)
 
@@ -88,6 +89,20 @@ def _shared_gpu(chosen: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator
                 users[0][1], tuple(rank for rank, _ in users),
             )  # fmt: skip
             return
+
+
+def _splits(seen: Seen) -> Iterator[Finding]:
+    for facts in seen.ranks:
+        for made in facts["splits"]:
+            if made["gpus"] < 2:
+                found = "one GPU" if made["gpus"] else "no GPU"
+                yield Finding(
+                    "splits-nothing", f"nn.DataParallel has found {found}, so it splits nothing",
+                    "It is the plain module then, and says nothing of it.",
+                    "Print torch.cuda.device_count(); with GPUs, one process for each and "
+                    "DistributedDataParallel.", made["where"], (facts["rank"],), mistake=False,
+                )  # fmt: skip
+                return
 
 
 def _saves(seen: Seen) -> Iterator[Finding]:

@@ -61,12 +61,17 @@ class TrainingObserver:
         register_optimizer_step_post_hook(self._after_step)
         wrap(DistributedDataParallel, "__init__", self._ddp_made)
         wrap(DistributedDataParallel, "forward", self._ddp_forward)
+        wrap(nn.DataParallel, "__init__", self._dp_made)
         wrap(torch.autograd, "backward", self._backward)
         wrap(torch, "save", self._save)
         wrap(Join, "__enter__", self._join)
         wrap(dist, "destroy_process_group", self._destroyed)
         for name in ("all_reduce", "all_gather", "broadcast", "reduce", "all_gather_into_tensor"):
             wrap(dist, name, functools.partial(self._by_hand, name))
+
+    def _dp_made(self, original: Callable[..., Any], dp: Any, *args: Any, **kwargs: Any) -> None:
+        original(dp, *args, **kwargs)
+        self.facts.add("splits", where=where(), gpus=len(dp.device_ids))
 
     def _ddp_made(self, original: Callable[..., Any], ddp: Any, *args: Any, **kwargs: Any) -> None:
         original(ddp, *args, **kwargs)
