@@ -22,6 +22,8 @@ from labutils import notebooks, outcome, pages
 from labutils.grading import SOLVED, UNSOLVED, WRONG
 
 _EXERCISE = re.compile(r"@lab\.exercise\(\s*[\"'](\w+)[\"']")
+_LAB = re.compile(r"^(\d\d)_[a-z]+(_[a-z]+)*?[_-](?=[^_-]+$)")
+"""What a lab's file name begins with: ``02_dataparallel_`` of ``02_dataparallel_kim.ipynb``."""
 _MARKS = {SOLVED: "✔", WRONG: "✘ wrong", UNSOLVED: "○ open", "": ""}
 _ORDER = ("", UNSOLVED, WRONG, SOLVED)  # of two verdicts on one exercise, the better one counts
 
@@ -58,7 +60,7 @@ def gather(folder: Path) -> list[Student]:
     seen: dict[str, str] = {}
     for path in paths:
         inside = path.relative_to(folder)
-        name = inside.parts[0] if len(inside.parts) > 1 else path.stem
+        name = inside.parts[0] if len(inside.parts) > 1 else _LAB.sub("", path.stem) or path.stem
         student = students.setdefault(name, Student(name))
         student.notebooks += 1
         _read(path, str(inside), student, seen)

@@ -94,6 +94,8 @@ def exercise(name: str) -> Callable[[Answer], Answer]:
     It is checked at once.  If it is right, it stays; if it is a stub or wrong, the notebook says so
     and goes on with the reference under the same name, so that *Run All* reaches the end.
     """
+    if callable(name):
+        raise TypeError('Write the name of the exercise in brackets: @lab.exercise("its_name").')
     reference = _load(name)
 
     def decide(answer: Answer) -> Answer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import io
 import linecache
@@ -23,7 +24,11 @@ from typing import Any
 
 import torch
 
+from labutils.alarm import TooSlow, limit
+
 SOLVED, UNSOLVED, WRONG = "solved", "unsolved", "wrong"
+LIMIT_S = 30.0
+"""How long an answer may take for one case."""
 RELATIVE, ABSOLUTE = 1e-4, 1e-5
 """Tolerances for floats: sums in another order differ by less, a wrong formula by more."""
 
@@ -58,6 +63,7 @@ class Failure:
     error: str = ""
     """The exception and the learner's line; then there is no ``yours``."""
     printed: str = ""
+    raised: BaseException | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,8 @@ def grade(answer: Callable[..., Any], reference: Reference, seed: int = 0) -> Gr
             expected = _seeded(number, reference.function, reference, again)
             failure = _examine(answer, reference, number, case, clean, expected)
             failures += [failure] if failure else []
+            if failure and isinstance(failure.raised, TooSlow):
+                break  # the other cases would take as long
     except _Unsolved as stub:
         return Grade(UNSOLVED, reason=str(stub))
     return Grade(WRONG if failures else SOLVED, len(mine), failures)
@@ -157,6 +165,27 @@ def _seeded(number: int, answer: Callable[..., Any], reference: Reference, case:
         return reference.run(answer, *case) if reference.run else answer(*case)
 
 
+def _returning(answer: Callable[..., Any], reference: Reference) -> Callable[..., Any]:
+    """The answer, which says so where it returns None and the reference something."""
+    name, returns = reference.name, str(_annotation(reference.function))
+    if reference.run is None or isinstance(answer, type) or "None" in returns:
+        return answer
+
+    @functools.wraps(answer)
+    def returning(*args: Any, **kwargs: Any) -> Any:
+        result = answer(*args, **kwargs)
+        if result is None:
+            raise TypeError(f"{name} returns None; it should return {returns}")
+        return result
+
+    return returning
+
+
+def _annotation(function: Callable[..., Any]) -> Any:
+    returns = inspect.signature(function).return_annotation
+    return None if returns is inspect.Signature.empty else returns
+
+
 def _examine(
     answer: Callable[..., Any],
     reference: Reference,
@@ -167,13 +196,14 @@ def _examine(
 ) -> Failure | None:
     printed = io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed):
-            yours = _seeded(number, answer, reference, case)
-    except Exception as error:
+        with contextlib.redirect_stdout(printed), limit(LIMIT_S):
+            yours = _seeded(number, _returning(answer, reference), reference, case)
+    except (Exception, SystemExit) as error:
         lines = _own_lines(error, answer)
         if isinstance(error, NotImplementedError) and lines and lines[-1][0]:
             raise _Unsolved("it raises NotImplementedError") from None
-        return Failure(shown, expected, error=_describe(error, lines), printed=printed.getvalue())
+        said = _describe(error, lines)
+        return Failure(shown, expected, error=said, printed=printed.getvalue(), raised=error)
     if (yours is None and expected is not None) or yours is ...:
         raise _Unsolved(f"it returns {'None' if yours is None else '...'}")
     reason = (reference.compare or difference)(yours, expected)
@@ -255,4 +285,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"a{'n' * (name[0].lower() in 'aeiou')} {name}"

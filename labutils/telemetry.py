@@ -195,6 +195,7 @@ class Recorder:
     def introduce(self, device: torch.device) -> None:
         """Say whose file this is; what follows is about ``device``."""
         self.device = device
+        self._began, self._peak = time.monotonic_ns(), peak_of(device)
         self.clock: HostClock = CudaClock() if device.type == "cuda" else HostClock()
         self._write({
             "rank": self.rank, "device": row_of(self.rank, device), "pid": os.getpid(),
@@ -229,10 +230,15 @@ class Recorder:
 
     def sample(self) -> None:
         """Write how much memory the rank holds now."""
-        self._sampled, device = time.monotonic_ns(), self.device
-        held = memory_of(device)
-        if device == self.device:  # it may have moved to another device meanwhile
-            self._write([self._sampled, held])
+        before, device = self._sampled, self.device
+        self._sampled = now = time.monotonic_ns()
+        held, peak = memory_of(device), peak_of(device)
+        if device != self.device:  # it has moved to another device meanwhile
+            return
+        if peak > max(self._peak, held):  # between two samples; nobody knows when exactly
+            self._write([(max(before, self._began) + now) // 2, peak])
+        self._peak = max(self._peak, peak, held)
+        self._write([now, held])
 
     def close(self) -> None:
         self._closing = True
@@ -287,6 +293,13 @@ def memory_of(device: torch.device) -> int:
         return _unique_memory()
     module = getattr(torch, device.type)
     return int(module.memory_allocated(device))
+
+
+def peak_of(device: torch.device) -> int:
+    """The most bytes that this process's GPU, real or virtual, has held so far; 0 on the CPU."""
+    if device.type == "cpu":
+        return 0
+    return int(getattr(torch, device.type).max_memory_allocated(device))
 
 
 def _unique_memory() -> int:

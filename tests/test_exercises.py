@@ -137,6 +137,43 @@ def test_a_wrong_answer_shows_the_smallest_failing_case() -> None:
     assert "1 of 2" not in repr(exercises.progress())
 
 
+def test_a_loop_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grading, "LIMIT_S", 0.2)
+    calls = []
+
+    def endless(batch: torch.Tensor, ranks: int) -> list[torch.Tensor]:
+        calls.append(ranks)
+        while True:
+            pass
+
+    answer("shards", endless)
+    assert len(calls) == 1  # not once for each case
+    assert "has not come back within 0.2 s: does a loop never end?" in repr(
+        exercises.check("shards")
+    )
+
+
+def test_leaving_python_is_an_error_of_the_answer() -> None:
+    def leaves(batch: torch.Tensor, ranks: int) -> list[torch.Tensor]:
+        raise SystemExit("bye")
+
+    answer("shards", leaves)
+    assert "SystemExit: bye" in repr(exercises.check("shards"))
+
+
+def test_none_from_an_answer_that_a_check_works_with(labs: Path) -> None:
+    text = "def double(x) -> float:\n    return 2 * x\ndef cases(rng):\n    yield (1,)\n"
+    run = "def run(answer, x):\n    return answer(x).is_integer()\n"
+    (labs / "solutions" / "double.py").write_text(text.replace("2 * x", "2.0 * x") + run)
+    answer("double", lambda x: None)
+    assert "double returns None; it should return" in repr(exercises.check("double"))
+
+
+def test_the_decorator_without_brackets_says_what_is_missing() -> None:
+    with pytest.raises(TypeError, match="in brackets: @lab.exercise"):
+        exercises.exercise(right)  # type: ignore[arg-type]
+
+
 def test_an_exception_shows_the_learners_own_line() -> None:
     def breaks(batch: torch.Tensor, ranks: int) -> list[torch.Tensor]:
         size = len(batch) + 1
@@ -304,7 +341,7 @@ def test_the_reference_travels_to_a_process_that_has_no_labs(labs: Path) -> None
         (0.1 + 0.2, 0.3, None),
         (0.4, 0.3, "another number"),
         (1, 1.0, None),
-        (True, 1, "a bool instead of a int"),
+        (True, 1, "a bool instead of an int"),
         ("a", "b", "another value"),
     ],
 )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import pkgutil
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import labutils as lab
 from labutils import exercises
@@ -63,9 +68,44 @@ def mean_as_a_tensor(losses: list[float], sizes: list[int]) -> torch.Tensor:
     return (torch.tensor(losses, dtype=torch.float64) * weights).sum() / weights.sum()
 
 
+def save_by_way_of_memory_on_the_last_rank(ddp: Any, path: str) -> None:
+    if dist.get_rank() == dist.get_world_size() - 1:
+        state = io.BytesIO()
+        torch.save(ddp.module.state_dict(), state)
+        with open(f"{path}.part", "wb") as file:
+            file.write(state.getvalue())
+        os.replace(f"{path}.part", path)
+    dist.barrier()
+
+
+def temperature_as_a_part_of_the_network(network: nn.Module, temperature: nn.Parameter) -> Any:
+    network.temperature = temperature
+    network.register_forward_hook(lambda module, _, made: made / module.temperature)
+    return DistributedDataParallel(network)
+
+
+def seconds_by_another_clock(step: Any, synchronize: Any) -> float:
+    synchronize()
+    start = time.time_ns()
+    step()
+    synchronize()
+    return (time.time_ns() - start) / 1e9
+
+
+def device_of_this_kind(environment: Any) -> torch.device:
+    return torch.device("vgpu", int(environment["LOCAL_RANK"]))
+
+
 @pytest.mark.parametrize(
     ("name", "answer"),
-    [("ring_all_reduce", ring_with_padding_and_batches), ("mean_loss", mean_as_a_tensor)],
+    [
+        ("ring_all_reduce", ring_with_padding_and_batches),
+        ("mean_loss", mean_as_a_tensor),
+        ("save_checkpoint", save_by_way_of_memory_on_the_last_rank),
+        ("whole_model", temperature_as_a_part_of_the_network),
+        ("seconds_of", seconds_by_another_clock),
+        ("device_of_rank", device_of_this_kind),
+    ],
 )
 def test_another_right_answer_is_accepted(
     name: str, answer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any

@@ -25,9 +25,10 @@ def accumulate(ddp: DistributedDataParallel, micro_batches: list[torch.Tensor]) 
 
 def job(answer: Callable[..., None], count: int) -> dict[str, Any]:
     """In a rank: the gradient after ``count`` micro-batches, and how often it was averaged."""
-    rank, calls = dist.get_rank(), []
+    rank, calls, at_once = dist.get_rank(), [], []
     model = nn.Linear(2, 1, bias=False)
     nn.init.ones_(model.weight)
+    model.register_forward_hook(lambda _, inputs, __: at_once.append(len(inputs[0])))
     ddp = DistributedDataParallel(model)
 
     def counting(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -38,7 +39,7 @@ def job(answer: Callable[..., None], count: int) -> dict[str, Any]:
 
     ddp.register_comm_hook(None, counting)
     answer(ddp, [torch.arange(4.0).view(2, 2) + i + rank for i in range(count)])
-    return {"gradient": model.weight.grad, "all-reduces": len(calls)}
+    return {"gradient": model.weight.grad, "all-reduces": len(calls), "samples at once": at_once}
 
 
 def run(answer: Callable[..., None], ranks: int, count: int) -> list[Any]:

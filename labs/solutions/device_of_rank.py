@@ -14,15 +14,20 @@ def device_of_rank(environment: Mapping[str, str]) -> torch.device:
     return torch.device("cuda", int(environment["LOCAL_RANK"]))
 
 
-def run(answer: Callable[[Mapping[str, str]], torch.device], nodes: int, gpus: int) -> list[str]:
-    """The device of every rank of ``nodes`` nodes with ``gpus`` GPUs each."""
+def run(
+    answer: Callable[[Mapping[str, str]], torch.device], nodes: int, gpus: int
+) -> list[int | None]:
+    """The number of every rank's GPU, of ``nodes`` nodes with ``gpus`` GPUs each."""
     devices = []
     for rank in range(nodes * gpus):
         numbers = {
             "RANK": rank, "LOCAL_RANK": rank % gpus, "GROUP_RANK": rank // gpus,
             "WORLD_SIZE": nodes * gpus, "LOCAL_WORLD_SIZE": gpus,
         }  # fmt: skip
-        devices.append(str(torch.device(answer({k: str(v) for k, v in numbers.items()}))))
+        device = answer({name: str(number) for name, number in numbers.items()})
+        if not isinstance(device, torch.device | str):
+            raise TypeError(f"a device is wanted, not {device!r}")
+        devices.append(torch.device(device).index)
     return devices
 
 

@@ -30,5 +30,5 @@ def cases(rng: random.Random) -> Iterator[tuple[int, int, int]]:
 
 hints = [
     "The sampler shuffles by its seed and its epoch; the epoch stays 0 until somebody sets it.",
-    "sampler.set_epoch(epoch) at the beginning of every epoch, before the sampler is read.",
+    "sampler.set_epoch(epoch), from 0 on, before the sampler is read in that epoch.",
 ]

@@ -19,11 +19,11 @@ def mean_metrics(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def job(answer: Callable[[dict[str, float]], dict[str, float]], count: int) -> dict[str, float]:
-    """In a rank: metrics whose order and values depend on the rank."""
+    """In a rank: metrics whose order, by insertion and by value, depends on the rank."""
     rank = dist.get_rank()
     names = [f"metric {i}" for i in range(count)]
     turned = names[rank % count :] + names[: rank % count]
-    return answer({name: 10.0 * names.index(name) + rank for name in turned})
+    return answer({name: 10.0 * place + rank for place, name in enumerate(turned)})
 
 
 def run(answer: Callable[[dict[str, float]], dict[str, float]], ranks: int, count: int) -> object:

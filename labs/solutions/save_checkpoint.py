@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,43 +27,52 @@ def save_checkpoint(ddp: DistributedDataParallel, path: str) -> None:
 
 
 def job(answer: Callable[..., None], path: str, features: int) -> dict[str, Any]:
-    """In a rank: what it wrote, and what it reads as soon as it may."""
-    written: list[str] = []
-    save = torch.save
+    """In a rank: how often it saves, and what it reads as soon as it may."""
+    saved, save = [], torch.save
 
-    def slow(what: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-        written.append(os.fspath(file) if isinstance(file, str | os.PathLike) else file.name)
-        import time
-
+    def slow(*args: Any, **kwargs: Any) -> None:
+        saved.append(1)
         time.sleep(0.05)  # a large model, a busy file system
-        save(what, file, *args, **kwargs)
+        save(*args, **kwargs)
 
+    torch.manual_seed(features)
     ddp = DistributedDataParallel(nn.Linear(features, 1))
     torch.save = slow
     try:
         answer(ddp, path)
     finally:
         torch.save = save
-    there = os.path.exists(path)
-    keys = list(torch.load(path)) if there else []
-    straight = any(os.path.samefile(name, path) for name in written if os.path.exists(name))
-    dist.barrier()
-    return {
-        "files written": len(written),
-        "written straight to the path": straight,
-        "there when the call returns": there,
-        "keys": keys,
-    }
+    return {"saves": len(saved), "file": Path(path).read_bytes()}
 
 
 def run(answer: Callable[..., None], ranks: int, features: int) -> dict[str, Any]:
-    """What each rank saw, and what lies in the folder in the end."""
+    """What the ranks wrote, what each read, and what became of the checkpoint before it."""
     import labutils
 
     with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "checkpoint.pt")
-        done = labutils.launch(job, ranks, args=(answer, path, features), timeout=10, record=False)
-        return {"ranks": list(done.results), "files": sorted(os.listdir(folder))}
+        path, before = Path(folder) / "checkpoint.pt", b"the checkpoint before this one"
+        path.write_bytes(before)
+        with path.open("rb") as reader:  # somebody has begun to read it
+            arguments = (answer, str(path), features)
+            done = labutils.launch(job, ranks, args=arguments, timeout=10, record=False)
+            undisturbed = reader.read() == before
+        files = sorted(os.listdir(folder))
+    return {
+        "torch.save on all ranks together": sum(rank["saves"] for rank in done.results),
+        "who reads the file before keeps it whole": undisturbed,
+        "each rank reads": [contents(rank["file"], before) for rank in done.results],
+        "files": files,
+    }
+
+
+def contents(data: bytes, before: bytes) -> Any:
+    """What is in a file that was read."""
+    if data == before:
+        return "still the checkpoint before"
+    try:
+        return torch.load(io.BytesIO(data))
+    except Exception as error:
+        return f"cannot be read: {type(error).__name__}"
 
 
 def cases(rng: random.Random) -> Iterator[tuple[int, int]]:

@@ -29,6 +29,8 @@ def job(answer: Callable[..., torch.Tensor], features: int) -> dict[str, torch.T
     ddp = DistributedDataParallel(model)
     x = torch.ones(3, features) + dist.get_rank()
     loss = answer(ddp, x, torch.zeros(3, 1))
+    if not isinstance(loss, torch.Tensor):
+        raise TypeError(f"the loss is wanted as a tensor, not {loss!r}")
     assert model.weight.grad is not None
     return {"loss": loss.detach().clone(), "gradient": model.weight.grad}
 

@@ -33,14 +33,17 @@ def job(answer: Callable[..., nn.Module], features: int) -> list[torch.Tensor]:
     """In a rank: all parameters after two steps on data of its own."""
     torch.manual_seed(features)
     network, temperature = nn.Linear(features, 1), nn.Parameter(torch.tensor(2.0))
+    learning = [*network.parameters(), temperature]
     model = answer(network, temperature)
-    optimizer = torch.optim.SGD([*network.parameters(), temperature], lr=0.01)
+    if not callable(model):
+        raise TypeError(f"a module is wanted, not {model!r}")
+    optimizer = torch.optim.SGD(learning, lr=0.01)
     for step in range(2):
         optimizer.zero_grad()
         x = torch.ones(2, features) * (dist.get_rank() + 1) + step
         model(x).square().mean().backward()
         optimizer.step()
-    return [p.detach() for p in (*network.parameters(), temperature)]
+    return [parameter.detach() for parameter in learning]
 
 
 def run(answer: Callable[..., nn.Module], ranks: int, features: int) -> list[object]:

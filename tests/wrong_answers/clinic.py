@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -45,7 +46,7 @@ def metrics_in_own_order(metrics: dict[str, float]) -> dict[str, float]:
 
 def metrics_by_value(metrics: dict[str, float]) -> dict[str, float]:
     mean = {}
-    for name in sorted(metrics, key=lambda name: -metrics[name] % 7):
+    for name in sorted(metrics, key=metrics.__getitem__):
         value = torch.tensor(metrics[name])
         dist.all_reduce(value)
         mean[name] = value.item() / dist.get_world_size()
@@ -151,6 +152,12 @@ def accumulate_without_dividing(
     ddp(micro_batches[-1]).square().mean().backward()
 
 
+def accumulate_in_one_batch(
+    ddp: DistributedDataParallel, micro_batches: list[torch.Tensor]
+) -> None:
+    ddp(torch.cat(micro_batches)).square().mean().backward()
+
+
 class Divided(nn.Module):
     """Divides the output of a network, of which it has nothing itself."""
 
@@ -212,8 +219,6 @@ def save_on_every_rank(ddp: DistributedDataParallel, path: str) -> None:
 
 
 def save_without_waiting(ddp: DistributedDataParallel, path: str) -> None:
-    import os
-
     if dist.get_rank() == 0:
         torch.save(ddp.module.state_dict(), f"{path}.new")
         os.replace(f"{path}.new", path)
@@ -226,17 +231,30 @@ def save_over_the_old_one(ddp: DistributedDataParallel, path: str) -> None:
 
 
 def save_with_prefix(ddp: DistributedDataParallel, path: str) -> None:
-    import os
-
     if dist.get_rank() == 0:
         torch.save(ddp.state_dict(), f"{path}.new")
         os.replace(f"{path}.new", path)
     dist.barrier()
 
 
-def save_and_wait_on_rank_0(ddp: DistributedDataParallel, path: str) -> None:
-    import os
+def save_and_copy(ddp: DistributedDataParallel, path: str) -> None:
+    import shutil
 
+    if dist.get_rank() == 0:
+        torch.save(ddp.module.state_dict(), f"{path}.new")
+        shutil.copy(f"{path}.new", path)
+        os.remove(f"{path}.new")
+    dist.barrier()
+
+
+def save_names_only(ddp: DistributedDataParallel, path: str) -> None:
+    if dist.get_rank() == 0:
+        torch.save(dict.fromkeys(ddp.module.state_dict()), f"{path}.new")
+        os.replace(f"{path}.new", path)
+    dist.barrier()
+
+
+def save_and_wait_on_rank_0(ddp: DistributedDataParallel, path: str) -> None:
     if dist.get_rank() == 0:
         torch.save(ddp.module.state_dict(), f"{path}.new")
         os.replace(f"{path}.new", path)
@@ -302,6 +320,7 @@ WRONG: dict[str, list[Callable[..., Any]]] = {
         accumulate_always_in_step,
         accumulate_never_in_step,
         accumulate_without_dividing,
+        accumulate_in_one_batch,
     ],
     "whole_model": [temperature_outside, temperature_hidden_inside, nothing_wrapped],
     "synchronised_step": [
@@ -315,6 +334,8 @@ WRONG: dict[str, list[Callable[..., Any]]] = {
         save_without_waiting,
         save_over_the_old_one,
         save_with_prefix,
+        save_and_copy,
+        save_names_only,
         save_and_wait_on_rank_0,
     ],
     "seconds_of": [

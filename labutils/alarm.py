@@ -1,0 +1,36 @@
+"""A time limit for code that runs in the notebook's own process."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+
+class TooSlow(Exception):
+    """The answer has not come back within the time limit."""
+
+
+@contextlib.contextmanager
+def limit(seconds: float) -> Iterator[None]:
+    """Raise :class:`TooSlow` in the block after ``seconds``, where the system has such alarms.
+
+    In another thread than the main one, and on Windows, there is no limit.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not (main and hasattr(signal, "setitimer")):
+        yield
+        return
+
+    def ring(*_: Any) -> None:
+        raise TooSlow(f"it has not come back within {seconds:g} s: does a loop never end?")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
