@@ -13,7 +13,7 @@ LONGEST_USUAL, LONGEST = 16, 40
 _PATH = re.compile(r"(?:/home/|/root/|/tmp/|/Users/|/work/|/private/|[A-Z]:\\\\Users)\S*")
 _DATE = re.compile(r"\b20\d\d-\d\d-\d\d[ T]\d\d:\d\d|\b\d\d:\d\d:\d\d\b")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{8,}\b")
-_EXERCISE = re.compile(r"@lab\.exercise\(\s*[\"'](\w+)[\"']")
+EXERCISE = re.compile(r"@lab\.exercise\(\s*[\"'](\w+)[\"']")
 
 
 def broken_rules(notebook: Any, host_name: str) -> list[str]:
@@ -28,7 +28,7 @@ def broken_rules(notebook: Any, host_name: str) -> list[str]:
 
 def exercises(notebook: Any) -> set[str]:
     """Names of the exercises that the notebook sets."""
-    return {name for cell in _code(notebook) for name in _EXERCISE.findall(cell.source)}
+    return {name for cell in _code(notebook) for name in EXERCISE.findall(cell.source)}
 
 
 def _metadata(notebook: Any) -> Iterator[str]:

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from labutils import rundir, telemetry
-from labutils.launch import RankFailure, launch
-from labutils.trace import Trace
+from labutils.launch import RankFailure, device, launch
+from labutils.trace import Trace, rank_rows
 
 CPU = torch.device("cpu")
 
@@ -280,3 +280,17 @@ def test_old_run_directories_are_removed(tmp_path: Path, monkeypatch: pytest.Mon
     for _ in range(3):
         rundir.create("x")
     assert len(list(tmp_path.iterdir())) == rundir.KEPT + 4
+
+
+def test_the_peak_between_two_samples_is_seen() -> None:
+    def grow_and_shrink() -> int:
+        gpu = device()
+        with telemetry.span("forward"):
+            for _ in range(2):
+                torch.ones(2**20, device=gpu).add(1)  # 8 MiB, gone before the span ends
+        return int(torch.get_device_module(gpu).max_memory_allocated(gpu))
+
+    run = launch(grow_and_shrink, ranks=2)
+    for rank, peak in enumerate(run.results):
+        assert peak >= 2**23
+        assert run.trace.peak_memory(rank_rows(rank)[1]) == peak
