@@ -8,6 +8,7 @@ line in the report, and stops nothing.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import hashlib
 import html
@@ -18,12 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labutils import notebooks, outcome, pages
+from labutils import exercises, notebooks, outcome, pages
 from labutils.grading import SOLVED, UNSOLVED, WRONG
 
 _EXERCISE = re.compile(r"@lab\.exercise\(\s*[\"'](\w+)[\"']")
-_LAB = re.compile(r"^(\d\d)_[a-z]+(_[a-z]+)*?[_-](?=[^_-]+$)")
-"""What a lab's file name begins with: ``02_dataparallel_`` of ``02_dataparallel_kim.ipynb``."""
 _MARKS = {SOLVED: "✔", WRONG: "✘ wrong", UNSOLVED: "○ open", "": ""}
 _ORDER = ("", UNSOLVED, WRONG, SOLVED)  # of two verdicts on one exercise, the better one counts
 
@@ -60,11 +59,21 @@ def gather(folder: Path) -> list[Student]:
     seen: dict[str, str] = {}
     for path in paths:
         inside = path.relative_to(folder)
-        name = inside.parts[0] if len(inside.parts) > 1 else _LAB.sub("", path.stem) or path.stem
+        name = inside.parts[0] if len(inside.parts) > 1 else _whose(path.stem)
         student = students.setdefault(name, Student(name))
         student.notebooks += 1
         _read(path, str(inside), student, seen)
     return sorted(students.values(), key=lambda student: student.name.lower())
+
+
+def _whose(stem: str) -> str:
+    """``kim`` of ``02_dataparallel_kim``; any other name is the student's as it is."""
+    with contextlib.suppress(ValueError):
+        for lab in exercises.solutions_folder().parent.glob("[0-9][0-9]_*.ipynb"):
+            rest = stem.removeprefix(lab.stem)
+            if rest != stem and rest[:1] in tuple("_-. ") and rest[1:]:
+                return rest[1:]
+    return stem
 
 
 def exercises_of(students: Sequence[Student]) -> list[str]:

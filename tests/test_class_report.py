@@ -93,6 +93,15 @@ def test_a_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert page.count("✔") == 4  # ann's two, bob's one, and the legend's
 
 
+def test_one_file_for_each_lab_and_student(tmp_path: Path) -> None:
+    for name in ("00_start_here_kim", "06_clinic-kim", "04_ddp_single_node", "lee"):
+        write(tmp_path / f"{name}.ipynb", (ex("ring"), verdict("ring", "solved")))
+    assert main(["class-report", str(tmp_path)]) == 0
+    assert {name: row["notebooks"] for name, row in rows(tmp_path).items()} == {
+        "04_ddp_single_node": "1", "kim": "2", "lee": "1"
+    }  # fmt: skip
+
+
 def test_the_last_verdict_counts_in_the_order_of_execution() -> None:
     first = v4.new_code_cell("a", execution_count=9, outputs=[verdict("ring", "solved")])
     later = v4.new_code_cell("b", execution_count=4, outputs=[verdict("ring", "wrong")])
