@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,13 @@ NO_BROWSER = (
     "there is no Chromium to test with: `apt-get install chromium` on Debian, "
     "or CHROMIUM=/path/to/chrome"
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts() -> None:
+    """Under nohup and in the background of a shell SIGINT is ignored, and would be in children."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
