@@ -20,9 +20,12 @@ NO_BROWSER = (
 
 @pytest.fixture(scope="session", autouse=True)
 def _interrupts() -> None:
-    """Under nohup and in the background of a shell SIGINT is ignored, and would be in children."""
+    """Under nohup, or in the background of a shell, signals are ignored, here and in children."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    hangup = getattr(signal, "SIGHUP", None)
+    if hangup is not None and signal.getsignal(hangup) is signal.SIG_IGN:
+        signal.signal(hangup, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)
