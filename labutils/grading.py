@@ -134,6 +134,13 @@ def difference(yours: Any, expected: Any, where: str = "") -> str | None:
     return None if yours == expected else f"{at}another value"
 
 
+def plain(value: Any) -> Any:
+    """Tensors and arrays as numbers and lists, in lists as well: where either is a fine answer."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [plain(part) for part in value] if _is_sequence(value) else value
+
+
 def has_blanks(answer: Callable[..., Any]) -> bool:
     """Does the code still hold a ``...`` to fill in?  (Those of an index or a type are none.)"""
     return any(map(_blanks, _functions(answer)))

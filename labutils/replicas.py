@@ -66,7 +66,9 @@ def check_replicas(
     Raises:
         ReplicasDiffer: on every rank; names the first tensor that differs, where, and by how much.
         ValueError: the tensors have no values (meta tensors, phantom GPUs).
+        TypeError: the arguments are no module and optimizer.
     """
+    _check_arguments(module, optimizer)
     inner = module.module if isinstance(module, DistributedDataParallel) else module
     pieces = [Piece(n, "parameter", p) for n, p in inner.named_parameters()]
     parameters = len(pieces)
@@ -81,7 +83,33 @@ def check_replicas(
         return f"There is one replica, of {what}: nothing to compare."
     if (found := _first_difference(pieces, group)) is not None:
         raise ReplicasDiffer(found)
-    return f"{world} replicas are equal: {what}{_about_buffers(module, buffers, group)}"
+    equal = f"{world} replicas are equal: {what}{_about_buffers(module, buffers, group)}"
+    return equal + _about_values(pieces)
+
+
+def _check_arguments(module: Any, optimizer: Any) -> None:
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"check_replicas needs a model (an nn.Module) first, not {type(module).__name__}: "
+            "check_replicas(ddp, optimizer)."
+        )
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            "the second argument of check_replicas is an optimizer of torch.optim, or left out; "
+            f"{type(optimizer).__name__} is none."
+        )
+
+
+def _about_values(pieces: Sequence[Piece]) -> str:
+    """Equal, but no numbers any more: that should not pass for health."""
+    bad = [
+        p for p in pieces
+        if isinstance(p.value, torch.Tensor) and p.value.is_floating_point()
+        and not p.value.detach().isfinite().all()
+    ]  # fmt: skip
+    if not bad:
+        return ""
+    return f"  But {len(bad)} of them hold NaN or infinity; the first is {bad[0].label}."
 
 
 def _optimizer_pieces(
@@ -170,6 +198,8 @@ def _amount(piece: Piece, source: int, group: Any) -> str:
     gap = (theirs - mine).abs().nan_to_num(nan=float("inf"))
     different = (theirs != mine).sum().item()
     largest, most = map(max, zip(*_gather((gap.max().item(), different), group)))
+    if not most:
+        return "in bits only: by the sign of zeros (0.0 and -0.0)"
     return f"by up to {largest:.2g} in {most} of {mine.numel()} elements"
 
 

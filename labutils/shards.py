@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 if TYPE_CHECKING:
     from labutils.figures import TraceFigure
@@ -66,14 +66,12 @@ class Coverage:
     @property
     def padded(self) -> bool:
         """Whether what is repeated only fills the ranks up to equal numbers."""
-        return self.even and self.complete and not self.disjoint and all(
-            0 < sum(counts.values()) - self.size < max(self.ranks, 2) for counts in self.counts
-        )  # fmt: skip
+        return self.even and self.complete and not self.disjoint and all(map(_filled, self.orders))
 
     @property
     def same_order(self) -> bool | None:
-        """Whether all epochs are alike, in the same order; None if there is only one epoch."""
-        if len(self.orders) < 2:
+        """Whether all epochs are alike, in the same order; None if there is nothing to compare."""
+        if len(self.orders) < 2 or not any(self.counts):
             return None
         return all(orders == self.orders[0] for orders in self.orders[1:])
 
@@ -114,6 +112,18 @@ class Coverage:
         return self.summary()
 
 
+def _filled(orders: list[list[int]]) -> bool:
+    """Whether without the last draw of the last few ranks nothing is drawn twice.
+
+    That is how ``DistributedSampler`` fills up: its list of indices goes round the ranks, and the
+    first of them are appended.
+    """
+    drawn = [index for order in orders for index in order]
+    extra = len(drawn) - len(set(drawn))
+    kept = [o[:-1] if rank >= len(orders) - extra else o for rank, o in enumerate(orders)]
+    return 0 < extra < len(orders) and len(set().union(*kept)) == sum(map(len, kept))
+
+
 def _some(indices: Sequence[int]) -> str:
     shown = ", ".join(map(str, indices[:_FEW]))
     return shown + ", …" * (len(indices) > _FEW)
@@ -130,10 +140,11 @@ def coverage(
     """Draw from the samplers of all ranks, and see who gets what.
 
     Args:
-        samplers: one of: a ``DistributedSampler`` (of any rank: the others are made from it); a
+        samplers: one of: a ``DistributedSampler``, or a batch sampler or DataLoader that draws from
+            one (of any rank: the others are made from it); a
             function of the rank that returns a sampler; a list with the sampler of each rank.
             Batch samplers, DataLoaders and plain lists of indices are samplers here as well.
-        ranks: how many there are; needed with a function.
+        ranks: how many there are; needed with a function, and with a sampler that does not know.
         epochs: how often to go through them.
         set_epoch: call ``set_epoch`` before each epoch, as a right training loop does; False shows
             what comes of forgetting it.
@@ -148,12 +159,14 @@ def coverage(
     each = _samplers(samplers, ranks)
     orders = []
     for epoch in range(epochs):
-        for sampler in each if set_epoch else ():
+        for sampler in (s for one in each for s in nested(one)) if set_epoch else ():
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
         orders.append([_indices(sampler, rank) for rank, sampler in enumerate(each)])
     if size is None:
-        size = _size(each[0]) or 1 + max((i for o in orders for r in o for i in r), default=-1)
+        size = next(filter(None, map(_size, nested(each[0]))), 0) or 1 + max(
+            (i for o in orders for r in o for i in r), default=-1
+        )
     outside = sorted({i for o in orders for r in o for i in r if not 0 <= i < size})
     if outside:
         raise ValueError(f"the samplers draw {_some(outside)}, but there are {size} samples.")
@@ -164,8 +177,8 @@ def _samplers(given: Any, ranks: int | None) -> list[Any]:
     """One per rank."""
     if isinstance(given, DataLoader):
         given = _of_loader(given)
-    if isinstance(given, DistributedSampler):
-        given = [_of_rank(given, rank) for rank in range(given.num_replicas)]
+    if isinstance(given, Sampler):
+        given = _of_all_ranks(given, ranks)
     elif callable(given):
         if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
             raise ValueError(
@@ -186,13 +199,42 @@ def _samplers(given: Any, ranks: int | None) -> list[Any]:
 
 
 def _of_loader(loader: DataLoader[Any]) -> Any:
-    """What a DataLoader draws from; what it must be asked for set_epoch is the sampler."""
-    return loader.sampler if loader.batch_size is not None else loader.batch_sampler
+    """What a DataLoader draws from: its batches, since it may drop the last one."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
-def _of_rank(sampler: DistributedSampler[Any], rank: int) -> DistributedSampler[Any]:
+def nested(sampler: Any) -> list[Any]:
+    """A sampler (or DataLoader) and those that it draws from, from the outermost inwards."""
+    found: list[Any] = []
+    waiting = [sampler]
+    while waiting:
+        one = waiting.pop(0)
+        if one is not None and not any(one is other for other in found):
+            found.append(one)
+            waiting += [getattr(one, "sampler", None), getattr(one, "batch_sampler", None)]
+    return found
+
+
+def _of_all_ranks(sampler: Any, ranks: int | None) -> list[Any]:
+    inner = next((s for s in nested(sampler) if isinstance(s, DistributedSampler)), None)
+    if inner is not None:
+        return [_of_rank(sampler, rank) for rank in range(inner.num_replicas)]
+    if ranks is None:
+        raise ValueError(
+            f"nothing in this {type(nested(sampler)[-1]).__name__} is seen to depend on the rank, "
+            "so every rank would read everything: use a DistributedSampler, give a function of the "
+            "rank that returns a sampler, or say how many ranks= there are, to see what they share."
+        )
+    return [sampler] * ranks
+
+
+def _of_rank(sampler: Any, rank: int) -> Any:
+    """The same on another rank; batch samplers are copied with what they draw from."""
     other = copy.copy(sampler)
-    other.rank = rank
+    if isinstance(sampler, DistributedSampler):
+        other.rank = rank
+    else:
+        other.sampler = _of_rank(sampler.sampler, rank)
     return other
 
 
@@ -215,5 +257,4 @@ def _size(sampler: Any) -> int:
     for name in ("dataset", "data_source"):
         if hasattr(getattr(sampler, name, None), "__len__"):
             return len(getattr(sampler, name))
-    inner = getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
-    return _size(inner) if inner is not None else 0
+    return 0

@@ -84,6 +84,29 @@ def accumulated(accumulate: Any) -> torch.Tensor:
     return flat(module)
 
 
+def one_flat_message(module: nn.Module) -> None:
+    """Averages all gradients with a single all-reduce: right too."""
+    parameters = list(module.parameters())
+    flat = torch.cat([p.grad.flatten() for p in parameters])  # type: ignore[union-attr]
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for p, part in zip(parameters, flat.split([p.numel() for p in parameters])):
+        p.grad = part.view_as(p)
+
+
+def gathered_and_averaged(module: nn.Module) -> None:
+    """Averages without any all-reduce: right too."""
+    for p in module.parameters():
+        everybody = [torch.empty_like(p) for _ in range(dist.get_world_size())]
+        dist.all_gather(everybody, p.grad)
+        p.grad = torch.stack(everybody).mean(0).detach()
+
+
+def indices_as_tensor(length: int, ranks: int, rank: int) -> torch.Tensor:
+    """The sampler's indices as a tensor: as good as a list."""
+    return torch.arange(-(-length // ranks) * ranks)[rank::ranks] % length
+
+
 def divided_afterwards(module: nn.Module) -> None:
     works: list[Any] = []
     parameters = list(module.parameters())

@@ -193,6 +193,69 @@ BROKEN = [
         {"no-group", "no-sampler"}, "", "not called on any of 2 ranks",
     ),
     Broken(
+        "weighted draws, the same everywhere",
+        {"sampler = DistributedSampler(data)":
+         "from torch.utils.data import WeightedRandomSampler as W\n"
+         "sampler = W(torch.ones(64), 32, generator=torch.Generator().manual_seed(1))",
+         "    sampler.set_epoch(epoch)\n": ""},
+        {"no-sampler"}, "DataLoader(data",
+    ),
+    Broken(
+        "set_epoch always with the same number", {"set_epoch(epoch)": "set_epoch(0)"},
+        {"no-set-epoch"}, "in loader:", "the same 32 indices in the same order",
+    ),
+    Broken(
+        "sampler seeded by rank",
+        {"DistributedSampler(data)": "DistributedSampler(data, seed=rank)"},
+        {"sampler-seeds-differ"}, "DataLoader(data", "The seeds are 0 on rank 0, 1 on rank 1",
+    ),
+    Broken(
+        "split by rank",
+        {"model = nn.Seq": "torch.manual_seed(rank)\n"
+                           "data, _ = torch.utils.data.random_split(data, [48, 16])\n"
+                           "model = nn.Seq"},
+        {"splits-differ"}, "DataLoader(data", "trains on what another one tests on",
+    ),
+    Broken(
+        "a head outside DDP",
+        {"optimizer = torch.optim.SGD(ddp.parameters(), 0.1)":
+         "head = nn.Linear(3, 3)\n"
+         "optimizer = torch.optim.SGD([*ddp.parameters(), *head.parameters()], 0.1)",
+         "cross_entropy(ddp(x)": "cross_entropy(head(ddp(x))"},
+        {"diverged"}, "optimizer.step()", "parameter 4 (not inside DDP",
+    ),
+    Broken(
+        "one step left out on a rank",
+        {"        optimizer.step()\n": "        n = ddp.n = getattr(ddp, 'n', 0) + 1\n"
+                                       "        if rank == 0 or n != 3:\n"
+                                       "            optimizer.step()\n"},
+        {"diverged"}, "optimizer.step()", "rank 1 made 7, others 8",
+    ),
+    Broken(
+        "the last step left out on a rank",
+        {"        optimizer.step()\n": "        n = ddp.n = getattr(ddp, 'n', 0) + 1\n"
+                                       "        if rank == 0 or n < 8:\n"
+                                       "            optimizer.step()\n"},
+        {"diverged"}, "optimizer.step()", "rank 1 made 7, others 8",
+    ),
+    Broken(
+        "no step at all", {"        optimizer.step()\n": ""},
+        {"nothing-trained"}, "", "No optimizer made a step",
+    ),
+    Broken(
+        "one rank leaves early",
+        {"        optimizer.zero_grad()\n": "        optimizer.zero_grad()\n"
+         "        if rank == 1 and epoch == 1:\n            raise SystemExit(0)\n"},
+        {"collectives-differ"}, "raise SystemExit(0)", "Rank 1 left the script", timeout=6,
+    ),
+    Broken(
+        "evaluation through DDP on rank 0 only",
+        {"nn.Tanh()": "nn.BatchNorm1d(8), nn.Tanh()",
+         "        optimizer.step()\n": "        optimizer.step()\n"
+         "    if rank == 0:\n        ddp(x)\n"},
+        {"hangs"}, "        ddp(x)", "Rank 0 called DDP there", timeout=6,
+    ),
+    Broken(
         "an error on one rank",
         {"        optimizer.step()\n": "        optimizer.step()\n"
          "        if rank == 1 and epoch == 1:\n            raise ValueError('bad sample')\n"},
@@ -408,6 +471,31 @@ GOOD_CHANGES = {
         "    def __iter__(self):\n"
         "        return iter([data[i] for i in range(rank, 64, world)])\n"
         "loader = DataLoader(Shard(), 8)",
+    },
+    "weighted draws, seeded by rank": {
+        "sampler = DistributedSampler(data)":
+        "from torch.utils.data import WeightedRandomSampler as W\n"
+        "sampler = W(torch.ones(64), 96, generator=torch.Generator().manual_seed(rank))",
+        "    sampler.set_epoch(epoch)\n": "",
+    },
+    "own shards, shuffled with own seeds": {
+        "sampler = DistributedSampler(data)":
+        "class Own(DistributedSampler):\n"
+        "    def __iter__(self):\n"
+        "        g = torch.Generator().manual_seed(self.seed + self.epoch)\n"
+        "        return iter((rank + world * torch.randperm(32, generator=g)).tolist())\n"
+        "sampler = Own(data, seed=rank)",
+    },
+    "an order that stays": {
+        "sampler = DistributedSampler(data)":
+        "class Curriculum:\n"
+        "    def __len__(self):\n        return 32\n"
+        "    def set_epoch(self, epoch):\n        self.epoch = epoch\n"
+        "    def __iter__(self):\n        return iter(range(rank, 64, world))\n"
+        "sampler = Curriculum()",
+    },
+    "the same split everywhere": {
+        "model = nn.Seq": "data, _ = torch.utils.data.random_split(data, [48, 16])\nmodel = nn.Seq",
     },
     "gradients averaged by hand": {
         "ddp = DDP(model)": "ddp = model",

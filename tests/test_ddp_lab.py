@@ -20,6 +20,7 @@ import labutils as lab
 from labutils import exercises
 from tests import ddp_ranks
 from tests.ddp_ranks import batch, flat, network
+from tests.wrong_answers import ddp
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "labs" / "04_ddp_single_node.ipynb"
 
@@ -99,6 +100,9 @@ def test_accumulated_gradient_is_that_of_all_batches_in_one() -> None:
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
+        ("average_gradients", ddp_ranks.one_flat_message),
+        ("average_gradients", ddp_ranks.gathered_and_averaged),
+        ("sampler_indices", ddp_ranks.indices_as_tensor),
         ("reduce_when_ready", ddp_ranks.divided_afterwards),
         ("reduce_in_buckets", ddp_ranks.copied_back),
     ],
@@ -109,6 +113,30 @@ def test_another_right_answer_is_accepted(
     monkeypatch.setenv("LABUTILS_DATA", str(tmp_path))
     lab.exercise(name)(answer)
     assert lab.check(name), lab.check(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "told"),
+    [
+        ("average_gradients", ddp.summed, "2 times the average: divide by the number of ranks"),
+        ("average_gradients", ddp.divided_only, "the ranks hold different gradients"),
+        ("reduce_when_ready", ddp.reduced_one_after_the_other, "an all-reduce is not asynchronous"),
+        ("reduce_in_buckets", ddp.one_bucket_for_all, "but 1 all-reduce in pass 1 instead of 2"),
+        ("accumulate_gradients", ddp.not_divided, "3 times the average: divide by 3"),
+    ],
+)
+def test_a_wrong_answer_is_told_in_a_sentence(
+    name: str,
+    wrong: Callable[..., Any],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("LABUTILS_DATA", str(tmp_path))
+    lab.exercise(name)(wrong)
+    verdict = lab.check(name)
+    assert told in repr(verdict)
+    assert "tensor(" not in repr(verdict)  # no screens of floats
 
 
 def test_sync_batch_norm_is_one_big_batch_in_every_launch() -> None:

@@ -135,6 +135,21 @@ def test_remarks_are_not_mistakes() -> None:
     assert "counts 1 samples twice" in report.text()
 
 
+def test_updates_by_hand_are_a_remark() -> None:
+    source = changed({
+        "ddp = DDP(model)": "ddp = model",
+        "optimizer = torch.optim.SGD(ddp.parameters(), 0.1)\n": "",
+        "        optimizer.zero_grad()\n": "        model.zero_grad()\n",
+        "        optimizer.step()\n": "        for p in model.parameters():\n"
+        "            dist.all_reduce(p.grad)\n"
+        "            p.data -= 0.1 * p.grad / world\n",
+    })  # fmt: skip
+    report = inspect(source)
+    assert report.ok, report.text()
+    assert [remark.kind for remark in report.remarks] == ["no-optimizer"]
+    assert "cannot be seen" in report.remarks[0].evidence
+
+
 def test_dataparallel_that_splits_nothing() -> None:
     source = "import torch\nmodel = torch.nn.DataParallel(torch.nn.Linear(2, 1))\n"
     report = inspect(source, ranks=1)

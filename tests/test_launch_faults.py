@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from rank_helpers import driver, wait_until
 
-from labutils.launch import RankFailure, RankTimeout, StartError, launch, processes, report
+from labutils.launch import RankFailure, RankTimeout, StartError, board, launch, processes, report
 from labutils.launch.report import Ended
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
@@ -263,6 +263,23 @@ def test_a_copy_of_the_notebooks_sockets_keeps_no_rank_alive() -> None:
 
 
 @LINUX
+def test_what_killed_notebooks_left_in_shared_memory_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board, "folder", lambda: str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    names = {f"labutils-ranks-{gone.pid}-old": 100, f"labutils-ranks-{gone.pid}-new": 0}
+    names |= {f"labutils-ranks-{os.getpid()}-mine": 100, "labutils-ranks-odd-name": 100}
+    for name, age in names.items():
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    made = board.own_folder()
+    assert {path.name for path in tmp_path.iterdir()} == {*names, made.name} - {
+        f"labutils-ranks-{gone.pid}-old"
+    }
+
+
 def test_two_notebooks_do_not_meet() -> None:
     code = """
         import os, time

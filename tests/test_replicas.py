@@ -107,6 +107,34 @@ def test_smallest_difference_and_not_a_number() -> None:
     assert "by up to inf in 1 of 3" in nan
 
 
+def test_zeros_of_different_sign_and_replicas_that_are_no_numbers() -> None:
+    def work() -> list[str]:
+        model = nn.Linear(3, 1, bias=False)
+        nn.init.constant_(model.weight, -0.0 if dist.get_rank() else 0.0)
+        with pytest.raises(ReplicasDiffer) as caught:
+            check_replicas(model)
+        nn.init.constant_(model.weight, float("nan"))
+        return [str(caught.value), check_replicas(model)]
+
+    zeros, nan = on_ranks(work)[0]
+    assert "in bits only: by the sign of zeros" in zeros
+    assert nan == (
+        "2 replicas are equal: 1 parameters.  But 1 of them hold NaN or infinity; the first is "
+        "weight (parameter, float32 (1, 3))."
+    )
+
+
+def test_wrong_arguments() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    with pytest.raises(TypeError, match=r"a model .* first, not SGD"):
+        check_replicas(optimizer)  # type: ignore[arg-type]
+    for wrong in ("adam", schedule):
+        with pytest.raises(TypeError, match="second argument .* is an optimizer"):
+            check_replicas(model, wrong)  # type: ignore[arg-type]
+
+
 def test_optimizer_state_and_settings() -> None:
     def work() -> list[str]:
         ddp, optimizer = build()

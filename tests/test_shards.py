@@ -34,6 +34,10 @@ def test_padding_is_told_from_sharing() -> None:
     assert not found.disjoint
     assert "2 draws repeat an index (0, 1): padding" in found.summary()
     shared = coverage([[0, 1, 2], [2, 3, 4]], size=5)
+    assert not shared.padded
+    assert "ranks share samples" in coverage([[0, 1], [1, 2]]).summary()
+    for size in range(1, 30):
+        assert coverage(DistributedSampler(range(size), 8, 0)).padded == (size % 8 > 0)
     assert not coverage([[0, 1], [0, 1]]).padded
     assert shared.repeated == [[2], [2]]
 
@@ -84,6 +88,46 @@ def test_batches_and_loaders(kind: str) -> None:
     assert coverage(given[kind]).orders == [expected] * 2
 
 
+@pytest.mark.parametrize("kind", ["list", "loaders", "one", "one loader"])
+def test_set_epoch_reaches_the_sampler_within(kind: str) -> None:
+    def batches(rank: int) -> BatchSampler:
+        return BatchSampler(DistributedSampler(range(12), 2, rank), 2, False)
+
+    def loader(rank: int) -> Any:
+        return DataLoader(range(12), batch_sampler=batches(rank))
+
+    given = {
+        "list": [batches(0), batches(1)], "loaders": [loader(0), loader(1)],
+        "one": batches(1), "one loader": loader(1),
+    }[kind]  # fmt: skip
+    found = coverage(given)
+    expected = []
+    for epoch in range(2):
+        samplers = [DistributedSampler(range(12), 2, rank) for rank in range(2)]
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        expected.append([list(sampler) for sampler in samplers])
+    assert found.orders == expected
+    assert found.same_order is False
+    assert coverage(given, set_epoch=False).same_order is True
+
+
+def test_loader_that_drops_its_last_batch() -> None:
+    """Six samples on each of two ranks in batches of four: two of each are dropped."""
+    sampler = DistributedSampler(range(12), 2, 0, shuffle=False)
+    found = coverage(DataLoader(range(12), 4, sampler=sampler, drop_last=True))
+    assert found.orders == [[[0, 2, 4, 6], [1, 3, 5, 7]]] * 2
+    assert found.missing == [[8, 9, 10, 11]] * 2
+
+
+def test_loader_that_knows_no_ranks() -> None:
+    loader = DataLoader(range(11), 4, shuffle=True)
+    with pytest.raises(ValueError, match="every rank would read everything"):
+        coverage(loader)
+    assert coverage(loader, 3).repeated == [list(range(11))] * 2
+    assert "ranks share samples" in coverage(loader, 3).summary()
+
+
 def test_figure_shows_every_draw() -> None:
     found = coverage(DistributedSampler(range(10), 4, 0), epochs=2)
     figure = found.figure()
@@ -119,3 +163,4 @@ def test_nothing_to_draw() -> None:
     assert isinstance(empty, Coverage)
     assert empty.size == 0
     assert empty.complete
+    assert "set_epoch" not in empty.summary()

@@ -152,6 +152,47 @@ def test_resume_with_another_number_of_ranks(
     assert_close(torch.load(path), whole)
 
 
+def test_resume_at_the_end_of_an_epoch(tmp_path: Path) -> None:
+    """23 steps of 64 are an epoch; the checkpoint made there must say that it is over."""
+    path, common = tmp_path / "run.pt", ["--model", "mlp", "--width", 1]
+    train(*common, "--checkpoint", path, "--max-steps", 23)
+    state = torch.load(path)
+    assert (state["epoch"], state["samples"], state["step"]) == (1, 0, 23)
+    torch.save({**state, "epoch": 0, "samples": 1440}, path)  # one that was not closed
+    log = train(*common, "--checkpoint", path, "--resume", "--epochs", 2).logs[0]
+    assert "resumed at step 23" in log
+    assert [line.split(":")[0] for line in log.splitlines()[2:]] == ["epoch 2, step 46"]
+    assert "loss 0.0000" not in log and " 0 samples/s" not in log
+    log = train(*common, "--checkpoint", path, "--resume", "--epochs", 2).logs[0]
+    assert log.splitlines()[-1] == "already finished: 2 epochs, 46 steps"
+
+
+@pytest.mark.parametrize("kind", ["torn", "tensor", "other model", "no model"])
+def test_checkpoint_that_cannot_be_resumed(tmp_path: Path, kind: str) -> None:
+    path, common = tmp_path / "run.pt", ["--model", "mlp", "--width", 1, "--max-steps", 1]
+    if kind == "other model":
+        train(*common, "--checkpoint", path)
+        common[3] = 2
+    elif kind == "torn":
+        path.write_bytes(b"half of it")
+    else:
+        torch.save({"weights": 1} if kind == "no model" else torch.ones(2), path)
+    before = path.read_bytes()
+    with pytest.raises(launch.RankFailure) as failure:
+        train(*common, "--checkpoint", path, "--resume")
+    assert f"{path} is damaged, or of another --model, --width" in str(failure.value)
+    assert "Missing key" not in str(failure.value)
+    assert path.read_bytes() == before
+
+
+def test_checkpoint_that_cannot_be_written_is_found_out_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "none" / "run.pt", tmp_path / "file" / "run.pt", tmp_path):
+        run = run_script(str(SCRIPT), ["--data", "fake", "--checkpoint", path], quick=True)
+        assert f"--checkpoint {path}: " in str(run.failure)
+        assert "epoch" not in run.logs[0]
+
+
 def test_resume_where_there_is_nothing_yet(tmp_path: Path) -> None:
     run = train("--resume", "--checkpoint", tmp_path / "run.pt", "--max-steps", 1)
     assert "no checkpoint yet" in run.logs[0]
@@ -204,8 +245,16 @@ def test_sync_bn_needs_gpus_and_works_on_virtual_ones(tmp_path: Path) -> None:
 
 
 def test_failure_on_one_rank_ends_all(tmp_path: Path) -> None:
-    with pytest.raises(launch.RankFailure, match=r"Rank 0 failed: FileNotFoundError"):
-        train("--checkpoint", tmp_path / "no folder" / "run.pt", "--max-steps", 1)
+    """A folder that vanishes during the training."""
+    script = tmp_path / "vanish.py"
+    script.write_text(
+        f"import os, runpy\nnames = runpy.run_path({str(SCRIPT)!r})\n"
+        "def gone(*_): raise FileNotFoundError('the folder is gone')\n"
+        "names['Training'].save.__globals__['write_atomically'] = gone\n"
+        "names['main'](['--data', 'fake', '--max-steps', '1', '--checkpoint', 'run.pt'])\n"
+    )
+    run = run_script(str(script), quick=True)
+    assert "Rank 0 failed: FileNotFoundError" in str(run.failure)
 
 
 def test_digits_under_torchrun(tmp_path: Path) -> None:
@@ -228,7 +277,14 @@ def test_digits_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert float(EVALUATED.findall(capsys.readouterr().out)[-1][0]) >= 95
 
 
-@pytest.mark.parametrize("bad", [["--epochs", "0"], ["--batch-size", "-1"], ["--model", "x"]])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ["--epochs", "0"], ["--batch-size", "-1"], ["--model", "x"], ["--lr", "nan"],
+        ["--lr", "-1"], ["--lr", "inf"], ["--warmup", "-1"], ["--workers", "-1"], ["--clip", "nan"],
+        ["--resume"],
+    ],
+)  # fmt: skip
 def test_impossible_arguments(bad: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         runpy.run_path(str(SCRIPT))["main"](bad)

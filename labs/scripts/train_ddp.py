@@ -27,7 +27,7 @@ AMP = {"off": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
+    add, natural, amount = parser.add_argument, at_least(1, int), at_least(0, float)
     add("--model", choices=["cnn", "mlp"], default="cnn")
     add("--width", type=natural, default=16, help="channels (cnn) or tens of units (mlp)")
     add("--data", choices=["digits", "fake"], default="digits")
@@ -35,25 +35,31 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--max-steps", type=natural, default=sys.maxsize, help="optimizer steps in all")
     add("--batch-size", type=natural, default=32, help="per process and backward pass")
     add("--accumulate", type=natural, default=1, help="backward passes per optimizer step")
-    add("--lr", type=float, default=0.05, help="for a global batch of 64; scaled linearly")
-    add("--warmup", type=float, default=1.0, help="epochs in which the learning rate rises")
-    add("--clip", type=float, default=1.0, help="largest norm of the gradient")
+    add("--lr", type=amount, default=0.05, help="for a global batch of 64; scaled linearly")
+    add("--warmup", type=amount, default=1.0, help="epochs in which the learning rate rises")
+    add("--clip", type=amount, default=1.0, help="largest norm of the gradient")
     add("--amp", choices=AMP, default="off", help="mixed precision")
     add("--sync-bn", action="store_true", help="batch statistics over all processes (GPUs only)")
     add("--device", choices=["auto", "cpu", "cuda", "vgpu"], default="auto")
     add("--seed", type=int, default=0)
-    add("--workers", type=int, default=0, help="processes per rank that load data")
+    add("--workers", type=at_least(0, int), default=0, help="processes per rank that load data")
     add("--checkpoint", metavar="FILE", help="written by rank 0 after each epoch and at the end")
     add("--save-every", type=natural, default=sys.maxsize, help="optimizer steps; written then too")
     add("--log-every", type=natural, default=sys.maxsize, help="optimizer steps")
     add("--resume", action="store_true", help="go on from the checkpoint, where there is one")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.resume and not args.checkpoint:
+        parser.error("--resume needs --checkpoint FILE, the file to go on from")
+    return args
 
 
-def natural(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return int(text)
+def at_least(least: int, kind: type):
+    def number(text: str):
+        if not least <= kind(text) < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is no finite number of at least {least}")
+        return kind(text)
+
+    return number
 
 
 def join_group(kind: str) -> torch.device:
@@ -134,6 +140,10 @@ class Training:
         self.global_batch = args.batch_size * args.accumulate * self.world_size
         if args.sync_bn and device.type == "cpu":
             sys.exit("--sync-bn: SyncBatchNorm works on GPUs only; without one try --device vgpu.")
+        if self.rank == 0 and args.checkpoint:  # it would be found out after an epoch only
+            folder = os.path.join(os.path.dirname(args.checkpoint) or ".", "")
+            if os.path.isdir(args.checkpoint) or not os.access(folder, os.W_OK):
+                sys.exit(f"--checkpoint {args.checkpoint}: no such file can be written in {folder}")
         torch.manual_seed(args.seed)  # the same first parameters everywhere ...
         self.model = build_model(args.model, args.width)
         torch.manual_seed(args.seed + 1 + self.rank)  # ... but each rank drops out other units
@@ -159,6 +169,8 @@ class Training:
         say(f"{self.world_size} x {kind}: {self.global_batch} samples/step, lr up to {peak:g}")
         if args.resume:
             self.resume()
+        if self.epoch >= args.epochs or self.step >= args.max_steps:
+            say(f"already finished: {self.epoch} epochs, {self.step} steps")
         while self.epoch < args.epochs and self.step < args.max_steps:
             seen, loss, seconds = self.train_epoch()
             correct, count = self.evaluate()
@@ -189,17 +201,22 @@ class Training:
         self.ddp.train()
         totals, batches = torch.zeros(2, device=self.device), iter(self.loader)
         while self.step < self.args.max_steps:
-            if not (group := list(itertools.islice(batches, self.args.accumulate))):
-                self.epoch, self.samples = self.epoch + 1, 0
-                break
-            totals += self.train_step(group)
+            totals += self.train_step(list(itertools.islice(batches, self.args.accumulate)))
+            self.close_epoch()
             if self.step % self.args.log_every == 0:
                 say(f"step {self.step}: mean loss on rank 0 {(totals[0] / totals[1]).item():.4f}")
             if self.step % self.args.save_every == 0:
                 self.save()
+            if self.samples == 0:
+                break
         dist.all_reduce(totals)
         loss, seen = totals.tolist()
-        return int(seen), loss / max(1.0, seen), time.perf_counter() - begin
+        return int(seen), loss / seen, time.perf_counter() - begin
+
+    def close_epoch(self) -> None:
+        """Before a checkpoint is written, so that nobody resumes at an epoch that has no more."""
+        if self.samples >= self.sampler.total_size:
+            self.epoch, self.samples = self.epoch + 1, 0
 
     def train_step(self, batches) -> torch.Tensor:
         """One optimizer step; returns the sum of the losses and the number of samples."""
@@ -265,14 +282,21 @@ class Training:
     def resume(self) -> None:
         """Go on from the checkpoint; only rank 0 needs access to the file."""
         path, box = self.args.checkpoint, [None]
-        if self.rank == 0 and path and os.path.exists(path):
-            box = [torch.load(path, map_location="cpu")]
+        if self.rank == 0 and os.path.exists(path):
+            try:
+                box = [torch.load(path, map_location="cpu")]
+            except Exception:  # of many kinds: zip, pickle, the operating system
+                box = [{}]
         dist.broadcast_object_list(box)
         if (state := box[0]) is None:
             return say("there is no checkpoint yet: from the beginning")
-        for name in ("model", "optimizer", "scaler"):
-            getattr(self, name).load_state_dict(state[name])
-        self.epoch, self.samples, self.step = state["epoch"], state["samples"], state["step"]
+        try:
+            for name in ("model", "optimizer", "scaler"):
+                getattr(self, name).load_state_dict(state[name])
+            self.epoch, self.samples, self.step = state["epoch"], state["samples"], state["step"]
+        except (LookupError, TypeError, ValueError, RuntimeError):
+            sys.exit(f"--resume: {path} is damaged, or of another --model, --width or --amp.")
+        self.close_epoch()
         if self.rank < len(states := state["random"]):
             torch.set_rng_state(states[self.rank][0])
             if self.device.type == "cuda" and len(states[self.rank]) > 1:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +42,10 @@ export HOSTS
 """
 
 BODY = """\
+# SIGUSR1 comes {before} s before the time is up and goes on to the ranks, which save and end.
+time_is_up="" step=""
+trap 'time_is_up=yes; [[ -z $step ]] || kill -USR1 "$step"' USR1
+
 # Runs one of the functions above on every node, one task a node.
 on_every_node() {{
     local run=$1
@@ -68,9 +74,10 @@ fi
 """
 
 RUN = """
-# SIGUSR1 comes {before} s before the time is up and goes on to the ranks, which save and end.
-time_is_up=""
-trap 'time_is_up=yes; kill -USR1 "$step"' USR1
+if [[ $time_is_up ]]; then
+    echo "The time was up before training had begun: give the job a longer --time." >&2
+    exit 1
+fi
 # A node that has ended, well or not, leaves the others two minutes: rank 0 may still be writing.
 wait_s=120
 on_every_node train "${{command[@]}}" &
@@ -104,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cpus-per-task", type=int, metavar="N", help="cores of each node")
     add("--mem", help="memory of each node, like 64G")
     add("--sbatch", action="append", default=[], metavar="OPTION",
-        help="another option for sbatch, like '--constraint=a100'; may be repeated")  # fmt: skip
+        help="one more option, as in --sbatch=--constraint=a100; may be repeated")  # fmt: skip
     add("--signal-before", type=int, default=120, metavar="SECONDS",
         help="how long before the time limit ranks get SIGUSR1, to save (default 120)")  # fmt: skip
     add("--requeue", action="store_true", help="queue the job again when its time is up, or a node "
@@ -117,14 +124,16 @@ def main(arguments: argparse.Namespace) -> int:
     """Write the script, and say how to submit it."""
     job = jobs.from_arguments(arguments)
     _check(arguments)
+    script = render(job, arguments)
+    _check_syntax(script)
     if arguments.out == "-":
-        print(render(job, arguments), end="")
+        print(script, end="")
         return 0
     path = Path(arguments.out or f"{job.name}.sbatch")
     if path.exists() and not arguments.force:
         raise ValueError(f"{path} exists already: name another --out, or overwrite with --force.")
     try:
-        path.write_text(render(job, arguments), encoding="utf-8", newline="\n")
+        path.write_text(script, encoding="utf-8", newline="\n")
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror}.") from None
     print(f"{path} is written. Submit it with: sbatch {shlex.quote(str(path))}")
@@ -142,8 +151,8 @@ def render(job: Job, arguments: argparse.Namespace) -> str:
         settings=jobs.settings(job),
     )
     check = CHECK.format() if job.preflight_s else ""
-    run = RUN.format(before=arguments.signal_before, then=REQUEUE if arguments.requeue else LEAVE)
-    body = BODY.format(container=container)
+    run = RUN.format(then=REQUEUE if arguments.requeue else LEAVE)
+    body = BODY.format(container=container, before=arguments.signal_before)
     return f"{head}\n{jobs.functions(job)}\n\n{body}{check}{run}"
 
 
@@ -154,9 +163,23 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--time takes minutes, HH:MM:SS or D-HH, not {arguments.time!r}.")
     if not 0 <= arguments.signal_before <= 65535:
         raise ValueError(f"--signal-before is 0 to 65535 seconds, not {arguments.signal_before}.")
+    for name in ("partition", "account", "mem"):
+        if re.search(r"[\s;]", getattr(arguments, name) or ""):
+            raise ValueError(f"--{name} is one word, not {getattr(arguments, name)!r}.")
     for option in arguments.sbatch:
         if not option.startswith("-") or "\n" in option:
             raise ValueError(f"--sbatch takes one option with its dashes, not {option!r}.")
+
+
+def _check_syntax(script: str) -> None:
+    """Have bash read the script, where there is one: --setup may hold anything."""
+    if bash := shutil.which("bash"):
+        read = subprocess.run([bash, "-n"], input=script, capture_output=True, text=True)
+        if read.returncode:
+            said = read.stderr.strip().splitlines()[0]
+            raise ValueError(
+                f"bash cannot read the script, look at --setup and --container: {said}"
+            )
 
 
 def _directives(job: Job, arguments: argparse.Namespace) -> Iterator[str]:

@@ -11,10 +11,18 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from labutils.inspection.facts import Facts, where, wrap
+from labutils.shards import nested
 
 _MOST = 20_000
 """Samples of one epoch that are kept; more tell nothing new."""
@@ -27,6 +35,9 @@ class DataObserver:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self.loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.told: dict[int, str] = {}
+        """The epoch that ``set_epoch`` was last given, by the id of the sampler."""
+        self.heard: set[type] = set()
         self.opening: Pass | None = None
         self.current: Pass | None = None
         """The pass that delivered a batch last: a training step belongs to it."""
@@ -71,18 +82,28 @@ class DataObserver:
         """Write down how a loader was made."""
         self.loaders[loader] = len(self.facts.data["loaders"])
         sampler = loader.sampler if loader.batch_size is not None else loader.batch_sampler
-        inner = [sampler, getattr(sampler, "sampler", None), getattr(loader, "sampler", None)]
+        inner = nested(loader)[1:]
+        for kind in {type(s) for s in inner if hasattr(s, "set_epoch")} - self.heard:
+            self.heard.add(kind)
+            wrap(kind, "set_epoch", self._told)
         self.facts.add(
             "loaders", where=where(), sampler=type(sampler).__name__,
             replicas=getattr(sampler, "num_replicas", None), rank=getattr(sampler, "rank", None),
             shuffle=getattr(sampler, "shuffle", None), size=_length(loader.dataset),
             batches=_length(loader), batch_size=loader.batch_size,
             set_epoch=any(hasattr(s, "set_epoch") for s in inner),
-            plain=type(sampler).__module__ == "torch.utils.data.sampler"
-            and "Random" in type(sampler).__name__ + "Sequential" * (inner[1] is None)
-            and loader.batch_size is not None
-            and type(loader.batch_sampler).__module__ == "torch.utils.data.sampler",
+            seed=getattr(sampler, "seed", None), subset=_subset(loader.dataset),
+            plain=_reads_everything(sampler) and type(loader.batch_sampler) is BatchSampler,
+            replacement=any(bool(getattr(s, "replacement", False)) for s in inner),
         )  # fmt: skip
+
+    def _told(self, original: Callable[..., Any], sampler: Any, *args: Any, **more: Any) -> Any:
+        self.told[id(sampler)] = repr([*args, *more.values()])
+        return original(sampler, *args, **more)
+
+    def epoch_of(self, loader: Any) -> list[str]:
+        """What ``set_epoch`` was last given, for the samplers of a loader that heard of it."""
+        return [self.told[id(s)] for s in nested(loader)[1:] if id(s) in self.told]
 
 
 class Pass:
@@ -96,6 +117,7 @@ class Pass:
         number = observer.loaders[loader]
         self.fact: dict[str, Any] = {
             "loader": number, "where": where(), "indices": [], "rows": [], "steps": 0,
+            "told": observer.epoch_of(loader),
         }  # fmt: skip
         earlier = [e for e in observer.facts.data["epochs"] if e["loader"] == number]
         self.kept = len(earlier) < _PASSES
@@ -117,6 +139,21 @@ class Pass:
             index = indices[position] if position < len(indices) else None
             self.fact["indices"].append(_resolve(self.dataset, index))
             self.fact["rows"].append(rows[position] if position < len(rows) else [])
+
+
+def _reads_everything(sampler: Any) -> bool:
+    """Whether it is one of PyTorch's that draw each index of the data set once."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples >= _length(sampler.data_source)
+    return type(sampler) is SequentialSampler
+
+
+def _subset(dataset: Any) -> dict[str, Any] | None:
+    """Which part of a data set a ``Subset`` is: a checksum of its indices, and the first."""
+    if not isinstance(dataset, Subset):
+        return None
+    indices = [_resolve(dataset, position) for position in range(min(len(dataset), _MOST))]
+    return {"checksum": zlib.crc32(repr(indices).encode()), "first": indices[:5]}
 
 
 def _length(sized: Any) -> int:

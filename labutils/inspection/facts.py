@@ -39,7 +39,8 @@ class Facts:
             "local_size": int(os.environ["LOCAL_WORLD_SIZE"]),
             "groups": [], "models": [], "loaders": [], "epochs": [], "steps": [], "losses": [],
             "saves": [], "spawns": [], "splits": [], "calls": {}, "joined": False, "ended": False,
-            "unmatched_no_sync": [], "waited_s": 0.0,
+            "unmatched_no_sync": [], "optimizers": 0, "forwards": [],
+            "in_forward": "", "left": "", "waited_s": 0.0,
         }  # fmt: skip
         threading.Thread(target=self._write_for_ever, name="facts", daemon=True).start()
 

@@ -11,11 +11,13 @@ from labutils.inspection.findings import Finding, Seen
 _ENOUGH = 8  # common samples that must agree before two data sets are taken to be the same
 _SHARED = 0.3  # of a rank's samples also read by another one: more than padding explains
 
+_ONCE = 0.9  # of a rank's samples are different where none is drawn twice, but for padding
+
 
 def find(seen: Seen) -> Iterator[Finding]:
     """All that is wrong with the data."""
     if len(seen.ranks) > 1:
-        yield from _shared(seen)
+        yield from _parts(seen) or _shared(seen)
         yield from _unequal(seen)
     yield from _same_order(seen)
     yield from _padded_evaluation(seen)
@@ -28,6 +30,49 @@ def _passes(facts: dict[str, Any], training: bool = True) -> list[dict[str, Any]
 def _loader(facts: dict[str, Any], epoch: dict[str, Any]) -> dict[str, Any]:
     loader: dict[str, Any] = facts["loaders"][epoch["loader"]]
     return loader
+
+
+def _parts(seen: Seen) -> list[Finding]:
+    """Samplers that do share out the data, but not the same data in the same order."""
+    first = [next(iter(_passes(facts)), None) for facts in seen.ranks]
+    epochs: list[dict[str, Any]] = [epoch for epoch in first if epoch]
+    loaders = [_loader(facts, epoch) for facts, epoch in zip(seen.ranks, epochs)]
+    shared_out = all(loader["replicas"] == seen.world for loader in loaders)
+    if len(epochs) < len(seen.ranks) or not shared_out:
+        return []
+    if len({(loader["subset"] or {}).get("checksum") for loader in loaders}) > 1:
+        return [_other_splits(seen, loaders)]
+    drawn = [index for epoch in epochs for index in epoch["indices"]]
+    overlap = len(drawn) - len(set(drawn)) > seen.world  # more than padding
+    if overlap and len({loader["seed"] for loader in loaders}) > 1 and None not in drawn:
+        return [_other_seeds(seen, loaders, drawn)]
+    return []
+
+
+def _other_splits(seen: Seen, loaders: list[dict[str, Any]]) -> Finding:
+    begins = "; ".join(
+        f"{', '.join(map(str, (loader['subset'] or {}).get('first', [])))}, … on rank {f['rank']}"
+        for f, loader in zip(seen.ranks, loaders)
+    )
+    return Finding(
+        "splits-differ", "The ranks have split the data differently",
+        f"The Subset that each rank trains on begins with the indices {begins}. So a rank trains on"
+        " what another one tests on, and some samples are read twice and others never.",
+        "Split alike on all ranks, before any seed that depends on the rank: random_split(data, "
+        "lengths, generator=torch.Generator().manual_seed(0)).",
+        loaders[0]["where"], seen.all_ranks,
+    )  # fmt: skip
+
+
+def _other_seeds(seen: Seen, loaders: list[dict[str, Any]], drawn: list[int]) -> Finding:
+    seeds = ", ".join(f"{x['seed']} on rank {f['rank']}" for f, x in zip(seen.ranks, loaders))
+    return Finding(
+        "sampler-seeds-differ", "The samplers of the ranks shuffle with different seeds",
+        f"The seeds are {seeds}; so their parts overlap: of {len(drawn)} samples that the ranks "
+        f"read in the first epoch, {len(set(drawn))} are different.",
+        "Give DistributedSampler the same seed on all ranks (it is told the rank by itself).",
+        loaders[0]["where"], seen.all_ranks,
+    )  # fmt: skip
 
 
 def _shared(seen: Seen) -> Iterator[Finding]:
@@ -104,6 +149,9 @@ def _same_samples(
     loader, their_loader = _loader(facts, one), _loader(others, other)
     if loader["plain"] and their_loader["plain"] and loader["size"] == their_loader["size"]:
         return True
+    if _with_replacement(loader, one) or _with_replacement(their_loader, other):
+        length = min(len(one["indices"]), len(other["indices"]))
+        return bool(one["indices"][:length] == other["indices"][:length])
     shared = len(common) / max(1, min(len(mine), len(theirs)))
     padding = (loader["batch_size"] or 1) * facts["world"]
     drawn = len(one["indices"]) + len(other["indices"])
@@ -111,6 +159,12 @@ def _same_samples(
     # Two of W ranks need 2/W of the samples between them.
     needed = 2 * size / facts["world"] + padding if size >= 0 else 0
     return shared > _SHARED and (size < 0 or drawn > needed or shared > 0.9)
+
+
+def _with_replacement(loader: dict[str, Any], epoch: dict[str, Any]) -> bool:
+    """Whether samples may come twice; then ranks have some in common by chance."""
+    known = [index for index in epoch["indices"] if index is not None]
+    return bool(loader["replacement"]) or len(set(known)) < _ONCE * len(known)
 
 
 def _named(epoch: dict[str, Any]) -> list[tuple[Any, Any]]:
@@ -172,6 +226,8 @@ def _same_order(seen: Seen) -> Iterator[Finding]:
             epochs = [e for e in _passes(facts) if e["loader"] == number]
             if len(epochs) < 2 or not loader["set_epoch"] or loader["shuffle"] is False:
                 continue
+            if epochs[0]["told"] != epochs[1]["told"]:
+                continue  # an order that is meant to stay, say from easy to hard
             one, two = epochs[0]["indices"], epochs[1]["indices"]
             length = min(len(one), len(two))
             if length < 4 or None in one or one[:length] != two[:length]:

@@ -9,11 +9,14 @@ from typing import Any
 
 from labutils.inspection.findings import Finding, Seen
 from labutils.launch.run import RankTimeout
+from labutils.launch.verdict import names
 
 _NO_SUCH_GPU = re.compile(
     r"invalid device ordinal|no such device|there (is|are) only|vgpu:\d+ does not exist", re.I
 )
 _NEEDS_CUDA = re.compile(r"compiled with CUDA|_cuda_|NVIDIA driver|No CUDA GPUs", re.I)
+
+_FINISHED = re.compile(r"waits in .* which has finished")
 
 
 def find(seen: Seen) -> Iterator[Finding]:
@@ -69,8 +72,10 @@ def _rank_for_local_rank(facts: dict[str, Any], evidence: str, where: str) -> Fi
 
 
 def _failing_line(seen: Seen) -> str:
-    found = re.search(r"^  (\S.*, line \d+)", str(seen.run.failure), re.MULTILINE)
-    return found[1].split(", in ")[0] if found else ""
+    found = re.search(
+        r"^ +(?:at )?((?!rank \d)\S.*?, line \d+)", str(seen.run.failure), re.MULTILINE
+    )
+    return found[1] if found else ""
 
 
 def _shared_gpu(chosen: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[Finding]:
@@ -130,6 +135,22 @@ def _saves(seen: Seen) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _forward_of_some(seen: Seen) -> tuple[str, tuple[int, ...]] | None:
+    """Where some ranks, but not all, call DDP's forward pass, which makes collective calls.
+
+    Lines that other ranks have never come to tell more than those where ranks are at the moment.
+    """
+    lines = [line for facts in seen.ranks for line in facts["forwards"] if line]
+    for line in lines:
+        ranks = tuple(f["rank"] for f in seen.ranks if line in f["forwards"])
+        if len(ranks) < len(seen.ranks):
+            return line, ranks
+    inside = {f["rank"]: f["in_forward"] for f in seen.ranks if f["in_forward"]}
+    if 0 < len(inside) < len(seen.ranks):
+        return next(iter(inside.values())), tuple(inside)
+    return None
+
+
 def _ended(seen: Seen) -> Iterator[Finding]:
     failure = seen.run.failure
     if failure is None:
@@ -144,14 +165,29 @@ def _ended(seen: Seen) -> Iterator[Finding]:
     first = text.split("\n")[0]
     if any(f.kind in ("rank-for-local-rank", "unequal-steps") for f in seen.findings):
         return  # that is why
-    where, ranks = _failing_line(seen), (failure.rank,) if failure.rank is not None else ()
+    where = _failing_line(seen)
+    ranks: tuple[int, ...] = (failure.rank,) if failure.rank is not None else ()
+    left = {f["rank"]: f["left"] for f in seen.ranks if f["left"]}
+    if isinstance(failure, RankTimeout) or _FINISHED.search(first):
+        if 0 < len(left) < len(seen.ranks):
+            ranks, where = tuple(left), next(iter(left.values()))
+            text = f"{names(list(left))} left the script with sys.exit(). {text}"
+        elif there := _forward_of_some(seen):
+            where, ranks = there
+            text = (
+                f"{names(list(ranks))} called DDP there, where its forward pass makes collective "
+                f"calls; others did not. {text}"
+            )
     if isinstance(failure, RankTimeout) and first.startswith("Nothing moved on"):
         yield Finding(
             "hangs", "The script hangs, or takes very long over one step", text,
             "Look at the lines where the ranks were; a rank that waits in backward() waits for "
-            "another one's gradients. If it was only slow, give a longer timeout.", where, ranks,
+            "another one's gradients. Where not all ranks evaluate, call ddp.module, not ddp. If "
+            "it was only slow, give a longer timeout.", where, ranks,
         )  # fmt: skip
-    elif "CollectiveMismatch" in first or isinstance(failure, RankTimeout):
+    elif (
+        "CollectiveMismatch" in first or _FINISHED.search(first) or isinstance(failure, RankTimeout)
+    ):
         yield Finding(
             "collectives-differ", "The ranks do not make the same collective calls", text,
             "Every rank of the group must make the same calls in the same order: look for a "

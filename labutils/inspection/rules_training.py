@@ -32,11 +32,26 @@ def _nothing(seen: Seen) -> Iterator[Finding]:
     spawned = [fact for facts in seen.ranks for fact in facts["spawns"]]
     evidence = "No optimizer made a step on any rank, and the script ended without an error."
     remedy = "Check that the training function is called, and that the data set is not empty."
+    if any(f["losses"] or f["calls"] for f in seen.ranks) and not any(
+        f["optimizers"] for f in seen.ranks
+    ):
+        yield _by_hand()
+        return
     if any(fact["nprocs"] < 1 for fact in spawned):
         evidence += " mp.spawn was asked for 0 processes: torch.cuda.device_count() is 0 here."
         remedy = "Choose the number of processes so that it is at least 1, and refuse 0."
     where = spawned[0]["where"] if spawned else ""
     yield Finding("nothing-trained", "Nothing was trained", evidence, remedy, where)
+
+
+def _by_hand() -> Finding:
+    return Finding(
+        "no-optimizer", "No optimizer of torch.optim made a step",
+        "Backward passes or collectives were seen, but no optimizer was made. Updates written by "
+        "hand cannot be seen, so whether the model learns, and whether the replicas stay equal, "
+        "was not looked at.",
+        "Call lab.check_replicas(model) on all ranks after a few updates.", mistake=False,
+    )  # fmt: skip
 
 
 def _unchanged(seen: Seen) -> Iterator[Finding]:
@@ -151,7 +166,9 @@ def _no_sync(seen: Seen) -> Iterator[Finding]:
 
 def _diverged(seen: Seen) -> Iterator[Finding]:
     """Parameters that differ at the end, from when on, and why."""
+    fewer = _fewer(seen)
     if not seen.diverged:
+        yield from _last_left_out(seen, fewer) if fewer else ()
         return
     steps = [(n, step) for n, step in enumerate(seen.steps()) if step[0]["after"] is not None]
     number, step = next((n, step) for n, step in steps if not alike(step, "after"))
@@ -170,11 +187,34 @@ def _diverged(seen: Seen) -> Iterator[Finding]:
     yield Finding(
         "diverged", "The replicas are no longer equal",
         f"Their parameters differ {_when(seen, number)}.{_which(seen, step)}"
-        f"{_why(seen, step)}",
+        f"{fewer or _why(seen, step)}",
         "Synchronise every gradient (forward through ddp), use the same optimizer settings on all "
         "ranks, and change parameters only before DDP is made; lab.check_replicas(ddp) finds the "
         "moment.", place, seen.all_ranks,
     )  # fmt: skip
+
+
+def _fewer(seen: Seen) -> str:
+    """Which ranks made fewer optimizer steps; empty where all made equally many."""
+    made = {f["rank"]: len(f["steps"]) for f in seen.ranks}
+    cut_short = seen.stopped or seen.run.failure is not None
+    if cut_short or len(set(made.values())) < 2 or any(f["joined"] for f in seen.ranks):
+        return ""
+    most = max(made.values())
+    few = ", ".join(f"rank {rank} made {n}" for rank, n in made.items() if n < most)
+    return f" The ranks did not make equally many optimizer steps: {few}, others {most}."
+
+
+def _last_left_out(seen: Seen, fewer: str) -> Iterator[Finding]:
+    """Steps that only some ranks made, after all those that can be compared."""
+    models = [facts["models"] for facts in seen.ranks]
+    if all(models) and not any(s["sharded"] for facts in seen.ranks for s in facts["steps"]):
+        yield Finding(
+            "diverged", "The replicas are no longer equal",
+            f"They were equal as long as all ranks made steps.{fewer}",
+            "Call optimizer.step() equally often on all ranks, after each synchronised backward "
+            "pass.", seen.places("steps"), seen.all_ranks,
+        )  # fmt: skip
 
 
 def _when(seen: Seen, number: int) -> str:
@@ -193,6 +233,7 @@ def _which(seen: Seen, step: list[dict[str, Any]]) -> str:
     models = seen.ranks[0]["models"]
     names = [name for model in models for name in model["names"]]
     name = names[place] if place < len(names) else f"parameter {place}"
+    name += " (not inside DDP, so nothing synchronises it)" * (len(names) <= place)
     sums = ", ".join(f"{c[1]:.6g} on rank {f['rank']}" for c, f in zip(columns[place], seen.ranks))
     return f" The first that differs is {name}: its elements add up to {sums}."
 
@@ -201,6 +242,9 @@ def _why(seen: Seen, step: list[dict[str, Any]]) -> str:
     if not alike(step, "rate"):
         rates = ", ".join(f"{s['rate'][0]:g} on rank {f['rank']}" for s, f in zip(step, seen.ranks))
         return f" The learning rates differ: {rates}."
+    if not alike(step, "forwards"):
+        passes = ", ".join(f"{s['forwards']} on rank {f['rank']}" for s, f in zip(step, seen.ranks))
+        return f" The forward passes before that step were {passes}: a step was left out."
     if alike(step, "gradients"):
         return " The gradients of that step were equal, so it was not they."
     return " The gradients of that step were different: they had not been synchronised."

@@ -16,6 +16,7 @@ from labutils.inspection.cuda import standing_in
 from labutils.inspection.data import DataObserver
 from labutils.inspection.facts import Facts, facts_file, where
 from labutils.inspection.training import TrainingObserver
+from labutils.launch.calls import user_lines
 
 
 def run_observed(script: str, arguments: list[str], directory: str, virtual: bool) -> None:
@@ -37,9 +38,19 @@ def run_observed(script: str, arguments: list[str], directory: str, virtual: boo
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
+        facts.data["left"] = _raised_at(end)
     finally:
         facts.data["ended"] = True
         facts.write()
+
+
+def _raised_at(error: BaseException) -> str:
+    """The user's line at which it was raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    lines = user_lines(trace.tb_frame, limit=1) if trace is not None else []
+    return lines[0] if lines else ""
 
 
 def _watch_start(facts: Facts) -> None:

@@ -62,12 +62,17 @@ class TrainingObserver:
         wrap(DistributedDataParallel, "__init__", self._ddp_made)
         wrap(DistributedDataParallel, "forward", self._ddp_forward)
         wrap(nn.DataParallel, "__init__", self._dp_made)
+        wrap(torch.optim.Optimizer, "__init__", self._optimizer_made)
         wrap(torch.autograd, "backward", self._backward)
         wrap(torch, "save", self._save)
         wrap(Join, "__enter__", self._join)
         wrap(dist, "destroy_process_group", self._destroyed)
         for name in ("all_reduce", "all_gather", "broadcast", "reduce", "all_gather_into_tensor"):
             wrap(dist, name, functools.partial(self._by_hand, name))
+
+    def _optimizer_made(self, original: Callable[..., Any], *args: Any, **more: Any) -> None:
+        original(*args, **more)
+        self.facts.data["optimizers"] += 1
 
     def _dp_made(self, original: Callable[..., Any], dp: Any, *args: Any, **kwargs: Any) -> None:
         original(dp, *args, **kwargs)
@@ -91,11 +96,20 @@ class TrainingObserver:
         number = next((n for n, ref in enumerate(self.models) if ref() is ddp), None)
         if number is not None and torch.is_grad_enabled() and ddp.training:
             self._note_forward(self.facts.data["models"][number], ddp, [*inputs, *more.values()])
+        self._enter_forward()
         self.inside += 1
         try:
             return original(ddp, *inputs, **more)
         finally:
             self.inside -= 1
+            self.facts.data["in_forward"], self.facts.changed = "", True
+
+    def _enter_forward(self) -> None:
+        """Write down where DDP's forward pass is called; it may never come back from there."""
+        line = self.facts.data["in_forward"] = where()
+        if line not in self.facts.data["forwards"]:
+            self.facts.data["forwards"].append(line)
+        self.facts.changed = True
 
     def _note_forward(self, fact: dict[str, Any], ddp: Any, inputs: list[Any]) -> None:
         fact["forwards"] += 1
@@ -103,7 +117,7 @@ class TrainingObserver:
         tensors = [t for t in inputs if isinstance(t, torch.Tensor) and not _phantom(t)]
         self.inputs += [checksum(t, 4096) for t in tensors[:1]]
         if not fact["before"]:
-            fact["before"] = self._parameters()
+            fact["before"] = self._fingerprints(self._inside())
 
     def _inner_forward(self, module: nn.Module, _: Any) -> None:
         if module in self.inner and not self.inside and module.training and torch.is_grad_enabled():
@@ -168,17 +182,14 @@ class TrainingObserver:
         self.new_step()
 
     def _trained(self, optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
-        """The parameters inside DDP; without DDP, those of the optimizer."""
-        found = [
-            p for ref in self.models if (d := ref()) for p in d.parameters() if p.requires_grad
-        ]
-        return found or [p for group in optimizer.param_groups for p in group["params"]]
+        """The parameters inside DDP, then those that only the optimizer has."""
+        inside = self._inside()
+        known = {id(p) for p in inside}
+        mine = [p for group in optimizer.param_groups for p in group["params"]]
+        return inside + [p for p in mine if id(p) not in known and (p.requires_grad or not inside)]
 
-    def _parameters(self) -> list[Any]:
-        found = [
-            p for ref in self.models if (d := ref()) for p in d.parameters() if p.requires_grad
-        ]
-        return self._fingerprints(found)
+    def _inside(self) -> list[torch.Tensor]:
+        return [p for ref in self.models if (d := ref()) for p in d.parameters() if p.requires_grad]
 
     def _fingerprints(self, parameters: Sequence[torch.Tensor]) -> list[Any]:
         return [fingerprint(p) for p in parameters if not _phantom(p)]

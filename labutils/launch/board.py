@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import shutil
 import struct
+import tempfile
 import time
 import zlib
 from pathlib import Path
@@ -23,6 +25,7 @@ GROUPS = 32
 RUNNING, FINISHED, ABSENT, FAILED = 1, 2, 3, 4
 """States of a rank: running its function, finished it, not taking part in this cell, failed."""
 
+_LEFT_OVER_S = 60  # a folder that is younger may belong to a container with other process numbers
 _ENTRY = 512
 _KEY = struct.Struct("<QIHxx")  # key, checksum, length
 _NUMBER, _CHECK = struct.Struct("<Q"), struct.Struct("<IH")
@@ -145,3 +148,16 @@ def folder() -> str:
     """Where boards and sockets live: memory where the system offers it, else the usual place."""
     shared = Path("/dev/shm")
     return str(shared) if shared.is_dir() and os.access(shared, os.W_OK | os.X_OK) else ""
+
+
+def own_folder() -> Path:
+    """A fresh folder there.  Those of processes that were killed at a bad moment are removed."""
+    import psutil
+
+    place = Path(folder() or tempfile.gettempdir())
+    for left in place.glob("labutils-ranks-*"):
+        with contextlib.suppress(OSError, ValueError):
+            owner, age = int(left.name.split("-")[2]), time.time() - left.stat().st_mtime
+            if age > _LEFT_OVER_S and not psutil.pid_exists(owner):
+                shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"labutils-ranks-{os.getpid()}-", dir=place))

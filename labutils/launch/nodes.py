@@ -58,6 +58,13 @@ def rehearse(
     least, most = _nodes(nodes)
     world = World(ranks, most)
     wanted = story.faults(faults or {}, most)
+    if max_restarts < 0:
+        raise ValueError(f"max_restarts={max_restarts}: a job cannot be restarted less than never.")
+    if least == most and any("joins" in fault for fault in faults or {}):
+        raise ValueError(
+            f"nodes={nodes!r} waits for all nodes before it starts, so none can join later: "
+            f"write nodes='1:{most}'."
+        )
     if not os.path.isfile(script):
         raise FileNotFoundError(f"there is no script {script!r} in {os.getcwd()}.")
     if not forking_is_safe():

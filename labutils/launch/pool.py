@@ -9,9 +9,7 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import IO, Any
 
 import torch.distributed as dist
@@ -56,7 +54,7 @@ class Ranks:
         """The run directory that the cells on these ranks share, once there is one."""
         self.alive = False
         world.check_memory()
-        self._folder = Path(tempfile.mkdtemp(prefix="labutils-", dir=boards.folder() or None))
+        self._folder = boards.own_folder()
         try:
             self.board = Board.create(str(self._folder / "board"), world.size)
         except OSError as error:
