@@ -49,11 +49,9 @@ def test_nbval(lab: Path) -> None:
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
+@pytest.mark.full
 @each_lab
-@pytest.mark.parametrize(  # nbval has just run it as it is, with its default number of GPUs
-    ("gpus", "solved"),
-    [(1, True), *(pytest.param(n, False, marks=pytest.mark.full) for n in (1, 2, 3, 4, 8))],
-)
+@pytest.mark.parametrize(("gpus", "solved"), [(1, True), *((n, False) for n in (1, 2, 3, 4, 8))])
 def test_papermill(
     lab: Path, gpus: int, solved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
