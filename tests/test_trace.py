@@ -205,7 +205,8 @@ def test_reads_what_torch_profiler_exports(tmp_path: Path, suffix: str) -> None:
     theirs = {(event.name, round(event.time_range.elapsed_us() * 1e3))
               for event in profiler.events() if event.name.startswith("aten::")}  # fmt: skip
     assert len(theirs) > 10
-    assert theirs <= mine
+    near = {(name, ns + off) for name, ns in mine for off in (-1, 0, 1)}  # microseconds, rounded
+    assert theirs <= near
     # torch's own list leaves out an operation whose only child has its name; nothing else is new
     assert {name for name, _ in mine if name.startswith("aten::")} == {name for name, _ in theirs}
     kinds = {span.name: span.kind for span in trace.spans}

@@ -46,7 +46,7 @@ def run(answer: Callable[..., object], nodes: int, gpus: int, numbers: int) -> d
 
 
 def cases(rng: random.Random) -> Iterator[tuple[int, int, int]]:
-    yield from [(2, 3, 4), (3, 2, rng.randint(5, 20))]
+    yield from [(2, 2, 4), (2, 3, 4), (3, 2, rng.randint(5, 20))]
 
 
 hints = [
