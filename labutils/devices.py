@@ -39,6 +39,18 @@ def gpus(
     return virtual.enable(count, profile=profile, compute=compute, pace=pace)
 
 
+def in_use(count: int) -> list[torch.device]:
+    """At most ``count`` of the GPUs that this process works with, real or virtual, as they are.
+
+    Where it works with none yet, it does with four afterwards (or ``count``, if that is more).
+    """
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or not torch.accelerator.device_count():
+        return gpus(max(count, 4))[:count]
+    there = min(count, torch.accelerator.device_count())
+    return [torch.device(accelerator.type, i) for i in range(there)]
+
+
 def describe(devices: list[torch.device]) -> str:
     """One sentence on what ``devices`` are, and what of their figures is measured."""
     if devices[0].type != "vgpu":

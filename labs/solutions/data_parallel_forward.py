@@ -23,8 +23,9 @@ def data_parallel_forward(
 
 def run(answer: object, layers: int, batch: int, gpus: int) -> dict[str, object]:
     """Output and gradient of a small network on ``gpus`` GPUs, and the GPUs that it ran on."""
-    here = kind()
-    devices = [torch.device(here, i) for i in range(min(gpus, torch.accelerator.device_count()))]
+    from labutils.devices import in_use
+
+    devices = in_use(gpus)
     torch.manual_seed(layers * 1000 + batch)
     module = nn.Sequential(*(nn.Linear(6, 6) for _ in range(layers))).to(devices[0])
     ran_on: set[str] = set()
@@ -41,16 +42,6 @@ def run(answer: object, layers: int, batch: int, gpus: int) -> dict[str, object]
         "output is on": output.device,
         "gradient": gradient,
     }
-
-
-def kind() -> str:
-    """The type of the GPUs in use, real or virtual."""
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None or not torch.accelerator.device_count():
-        import labutils
-
-        return labutils.gpus(4)[0].type
-    return accelerator.type
 
 
 def cases(rng: random.Random) -> Iterator[tuple[int, int, int]]:

@@ -41,23 +41,14 @@ class Weighted(nn.Module):
 
 def run(answer: Callable[..., torch.Tensor], samples: int, gpus: int) -> dict[str, object]:
     """The output, and how many samples each replica was given."""
+    from labutils.devices import in_use
+
     seen: list[int] = []
-    devices = some_gpus(gpus)
+    devices = in_use(gpus)
     model = Weighted(seen).to(devices[0])
     batch = Batch(torch.arange(2.0 * samples).view(-1, 2), torch.arange(float(samples)))
     output = answer(nn.DataParallel(model, device_ids=devices), batch)
     return {"output": output.detach().cpu(), "samples of each replica": sorted(seen)}
-
-
-def some_gpus(count: int) -> list[torch.device]:
-    """Of the GPUs in use, real or virtual; the learner's stay as they are."""
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None or not torch.accelerator.device_count():
-        import labutils
-
-        return labutils.gpus(count)
-    there = min(count, torch.accelerator.device_count())
-    return [torch.device(accelerator.type, i) for i in range(there)]
 
 
 def cases(rng: random.Random) -> Iterator[tuple[int, int]]:

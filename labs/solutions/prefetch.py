@@ -76,7 +76,9 @@ def run(
     answer: Callable[..., Any], batches: int, depth: int, stop_after: int, fails_at: int
 ) -> dict[str, Any]:
     """What comes out of the loader, and what the GPU was asked to do for it."""
-    device = a_gpu()
+    from labutils.devices import in_use
+
+    (device,) = in_use(1)
     before, copies = set(threading.enumerate()), _Copies(device)
     loader, found = Slow(batches, fails_at), {"batches": [], "device": set(), "error": None}
     asked_ahead = 0
@@ -132,16 +134,6 @@ class _Copies:
             "copies on a stream of their own": 0 not in streams,
             "waits for the copies": waits,
         }
-
-
-def a_gpu() -> torch.device:
-    """A GPU that is in use, real or virtual; else a virtual one."""
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None or not torch.accelerator.device_count():
-        import labutils
-
-        return labutils.gpus(1)[0]
-    return torch.device(accelerator.type, 0)
 
 
 def cases(rng: random.Random) -> Iterator[tuple[int, int, int, int]]:

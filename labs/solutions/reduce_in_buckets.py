@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from labutils import graded_backward
+
 lab = "04"
+compare = graded_backward.compare
 
 
 def reduce_in_buckets(groups: list[list[nn.Parameter]]) -> None:
@@ -41,7 +43,6 @@ def reduce_in_buckets(groups: list[list[nn.Parameter]]) -> None:
 
 def job(answer: Callable[[list[list[nn.Parameter]]], object], sizes: Sequence[int]) -> object:
     """In a rank: gradients after two passes, and when their all-reduces began."""
-    from labutils import graded_backward
 
     def prepare(module: nn.Module) -> None:
         order = list(reversed(list(module.parameters())))
@@ -56,13 +57,6 @@ def run(answer: Callable[..., object], ranks: int, sizes: Sequence[int]) -> list
 
     done = labutils.launch(job, ranks, args=(answer, sizes), timeout=8, record=False)
     return list(done.results)
-
-
-def compare(yours: list[Any], expected: list[Any]) -> str | None:
-    """What is wrong, in one sentence."""
-    from labutils import graded_backward
-
-    return graded_backward.compare(yours, expected)
 
 
 def cases(rng: random.Random) -> Iterator[tuple[int, tuple[int, ...]]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from labutils import graded_backward
+
 lab = "04"
+compare = graded_backward.compare
 
 
 def reduce_when_ready(module: nn.Module) -> None:
@@ -31,8 +33,6 @@ def reduce_when_ready(module: nn.Module) -> None:
 
 def job(answer: Callable[[nn.Module], object], layers: int) -> dict[str, object]:
     """In a rank: gradients after two passes, and when their all-reduces began."""
-    from labutils import graded_backward
-
     return graded_backward.backward(answer, None, layers)
 
 
@@ -42,13 +42,6 @@ def run(answer: Callable[[nn.Module], object], ranks: int, layers: int) -> list[
 
     done = labutils.launch(job, ranks, args=(answer, layers), timeout=8, record=False)
     return list(done.results)
-
-
-def compare(yours: list[Any], expected: list[Any]) -> str | None:
-    """What is wrong, in one sentence."""
-    from labutils import graded_backward
-
-    return graded_backward.compare(yours, expected)
 
 
 def cases(rng: random.Random) -> Iterator[tuple[int, int]]:
