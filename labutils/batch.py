@@ -146,7 +146,7 @@ def _interrupt(*signal: object) -> None:
 
 def _work(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Let a process of its own execute the lab; status, message and seconds."""
-    from labutils.launch.processes import python
+    from labutils.guard import python
 
     handle, name = tempfile.mkstemp(dir=folder, prefix=".task-", suffix=".json")
     file = Path(name)
@@ -169,9 +169,9 @@ def _work(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def _run_guarded(command: list[str], environment: dict[str, str]) -> str:
     """Run a command that ends, with all below it, when this process does."""
-    from labutils.launch.processes import python
+    from labutils.guard import python
 
-    guarded = python("labutils.launch.guard:main", os.getpid(), "--", *command)
+    guarded = python("labutils.guard:main", os.getpid(), "--", *command)
     with subprocess.Popen(
         guarded, stdin=subprocess.PIPE, env=environment, start_new_session=True
     ) as guard:

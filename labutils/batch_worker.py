@@ -1,6 +1,6 @@
 """One lab of a batch run, executed in a process of its own.
 
-``labutils run`` starts it under the guard of :mod:`labutils.launch.guard`, so that the kernel and
+``labutils run`` starts it under the guard of :mod:`labutils.guard`, so that the kernel and
 its ranks end with the batch run, however that ends.  Its answer is a file: status, message and
 seconds.
 """

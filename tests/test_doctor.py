@@ -175,7 +175,7 @@ def test_a_rank_that_an_earlier_run_has_left() -> None:
 def test_a_rank_that_is_looked_after_is_no_leftover() -> None:
     variables = {**os.environ, "RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
     rank = subprocess.Popen(
-        [sys.executable, "-c", "import labutils.launch.guard, time; time.sleep(300)"], env=variables
+        [sys.executable, "-c", "import labutils.guard, time; time.sleep(300)"], env=variables
     )
     try:
         assert rank.pid not in [process.pid for process in leftovers()]

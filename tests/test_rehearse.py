@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from rank_helpers import driver, interrupt_after, wait_until
+from rank_helpers import driver, wait_until
 
 from labutils.launch import network, nodes, story
 from labutils.launch.nodes import RehearsalFailed, rehearse
@@ -147,13 +148,17 @@ def test_a_job_that_says_nothing_is_ended(script: str) -> None:
 
 
 def test_an_interrupt_leaves_nothing(script: str) -> None:
-    with pytest.raises(KeyboardInterrupt), interrupt_after(3.0):
-        rehearse(script, "state", 5, "hang", nodes=2, ranks=1, show=None)
+    def at_work() -> set[Any]:
+        return {rank for child in psutil.Process().children() for rank in child.children()}
 
-    def at_work() -> list[Any]:
-        return [rank for child in psutil.Process().children() for rank in child.children()]
+    def press_at_step_1(text: str) -> None:
+        if "step 1" in text:
+            os.kill(os.getpid(), signal.SIGINT)
 
-    assert wait_until(lambda: not at_work(), 5.0)
+    before = at_work()  # of other tests
+    with pytest.raises(KeyboardInterrupt):
+        rehearse(script, "state", 5, "hang", nodes=2, ranks=1, show=press_at_step_1)
+    assert wait_until(lambda: not at_work() - before, 15.0)
 
 
 @pytest.mark.parametrize("victim", ["notebook", "agent"])
@@ -236,3 +241,9 @@ def test_a_checkpoint_at_the_fault_loses_nothing() -> None:
 def test_conf_is_given_once() -> None:
     words = nodes._with_conf(["--a", "--rdzv-conf=is_host=false", "--b"])
     assert words == ["--a", "--b", f"--rdzv-conf=is_host=false,{nodes.QUICK}"]
+
+
+def test_a_rank_whose_agent_is_gone_already_ends() -> None:
+    code = "from labutils.launch.helper import die_with_parent; die_with_parent(1); print('alive')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr

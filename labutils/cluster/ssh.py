@@ -1,6 +1,6 @@
 """``labutils ssh --hosts a,b train.py``: the same job on machines that ssh reaches, without Slurm.
 
-Each machine runs its commands under the guard of :mod:`labutils.launch.guard`, whose standard input
+Each machine runs its commands under the guard of :mod:`labutils.guard`, whose standard input
 is the ssh connection: when this command ends, however it ends, the connections close and nothing is
 left running anywhere.  The machines need the same folder at the same place, and labutils.
 """
@@ -26,7 +26,7 @@ from labutils.cluster.job import Job
 GRACE_S = 5.0
 """How long the other machines may still say what they see once one has failed."""
 _ANSWER = re.compile(r"([\d.]+) (\d+)")
-_GUARD = "from labutils.launch.guard import main; main()"
+_GUARD = "from labutils.guard import main; main()"
 
 
 class Machine:

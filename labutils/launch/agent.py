@@ -21,6 +21,7 @@ from labutils.launch.helper import die_with_parent
 from labutils.launch.network import Node, enter
 
 _channel: socket.socket
+_agent: int
 
 
 class Hello(NamedTuple):
@@ -36,8 +37,8 @@ class Hello(NamedTuple):
 
 def main(channel: socket.socket, words: list[str], node: Node | None, worker: str) -> None:
     """Be ``torchrun WORDS`` on ``node``; ``worker`` names what its ranks are: WORKERS."""
-    global _channel
-    _channel = channel
+    global _channel, _agent
+    _channel, _agent = channel, os.getpid()
     if node is not None:
         enter(channel, node)
     from torch.distributed import run
@@ -55,7 +56,7 @@ def main(channel: socket.socket, words: list[str], node: Node | None, worker: st
 def _connect(connections: int) -> list[socket.socket]:
     """Introduce this rank to the notebook; returns its ends of so many connections."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the agent's handler came with the fork
-    die_with_parent()
+    die_with_parent(_agent)
     pairs = [socket.socketpair() for _ in range(connections)]
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
     hello = Hello(os.getpid(), *(int(os.environ[name]) for name in names))

@@ -21,11 +21,11 @@ LONGEST = 1 << 17
 """Bytes of one message on a helper's channel; they arrive whole or not at all."""
 
 
-def main(channel: socket.socket, log: int) -> int:
+def main(channel: socket.socket, log: int, parent: int) -> int:
     """Run ``module:function(channel, *arguments)`` as the first message says; its exit code."""
     os.dup2(log, 1)
     os.dup2(log, 2)
-    die_with_parent()
+    die_with_parent(parent)
     try:
         target, arguments, environ, folder, path = pickle.loads(channel.recv(LONGEST))
         os.environ.clear()
@@ -45,7 +45,9 @@ def main(channel: socket.socket, log: int) -> int:
                 stream.flush()
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, however that happens (Linux)."""
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when ``parent`` ends, however that happens (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it ended before it could be watched
+        os._exit(1)

@@ -21,8 +21,9 @@ import tempfile
 import time
 from typing import IO, Any
 
+from labutils.guard import python
 from labutils.launch.pool import START_S, Ranks, StartError
-from labutils.launch.processes import Process, adopt, python
+from labutils.launch.processes import Process, adopt
 from labutils.launch.wire import Channel
 from labutils.launch.world import World
 
@@ -36,7 +37,7 @@ class Agent:
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the agent
         self._guard = subprocess.Popen(
-            python("labutils.launch.guard:main", os.getpid(), "--", *command),
+            python("labutils.guard:main", os.getpid(), "--", *command),
             stdin=subprocess.PIPE, stdout=self._log, stderr=subprocess.STDOUT,
             start_new_session=True, env=environment,
         )  # fmt: skip

@@ -18,6 +18,7 @@ import time
 import weakref
 from typing import IO, Any, Protocol
 
+from labutils.guard import python
 from labutils.launch.server import HELPER, RANK, STATUS
 from labutils.launch.wire import Channel
 
@@ -66,16 +67,6 @@ def _forget_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_in_child)
-
-
-def python(target: str, *arguments: object) -> list[str]:
-    """Command that runs ``module:function`` with this process's import path."""
-    module, _, function = target.partition(":")
-    start = (
-        "import sys; n = int(sys.argv.pop(1)); sys.path[:] = sys.argv[1:n + 1]; "
-        f"del sys.argv[1:n + 1]; from {module} import {function}; {function}()"
-    )
-    return [sys.executable, "-c", start, str(len(sys.path)), *sys.path, *map(str, arguments)]
 
 
 def quiet_environment() -> dict[str, str]:

@@ -14,7 +14,6 @@ however it went, everything that was started here is killed.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import selectors
@@ -23,6 +22,8 @@ import socket
 import struct
 import sys
 import time
+
+from labutils.guard import adopt_orphans, kill_descendants
 
 STATUS = struct.Struct("!i")
 """What comes back on the handle: the exit code, negative for a signal."""
@@ -68,28 +69,6 @@ def load(names: tuple[str, ...]) -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-
-
-def adopt_orphans() -> None:
-    """Make grandchildren that lose their parent children of this process (Linux)."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-
-
-def kill_descendants(limit_s: float = 1.0) -> None:
-    """SIGKILL everything below this process, again and again until nothing is left."""
-    import psutil
-
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        below = psutil.Process().children(recursive=True)
-        if not below:
-            return
-        for process in below:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(below, timeout=0.2)
 
 
 class Server:
@@ -140,15 +119,15 @@ class Server:
         if not data:
             self.leave()
         channel, output, handle = fds
-        pid = os.fork()
+        server, pid = os.getpid(), os.fork()
         if pid == 0:
-            self.become(data, channel, output, handle)
+            self.become(data, channel, output, handle, server)
         for fd in (channel, output):
             os.close(fd)
         self.handles[pid] = sock = socket.socket(fileno=handle)
         self.selector.register(sock, selectors.EVENT_READ, pid)
 
-    def become(self, what: bytes, channel: int, output: int, handle: int) -> None:
+    def become(self, what: bytes, channel: int, output: int, handle: int, server: int) -> None:
         """In the child: forget the server's own descriptors, then do its work.  Never returns."""
         code = 1
         try:
@@ -164,7 +143,7 @@ class Server:
             if what == HELPER:
                 import labutils.launch.helper as helper
 
-                code = helper.main(socket.socket(fileno=channel), output)
+                code = helper.main(socket.socket(fileno=channel), output, server)
             else:
                 import labutils.launch.rank as rank
 

@@ -17,7 +17,8 @@ from typing import IO, Any
 
 from torch import nn
 
-from ..launch.processes import python, quiet_environment
+from ..guard import python
+from ..launch.processes import quiet_environment
 from ..models import ModelSpec
 from . import library
 from .bench import phantom, record
