@@ -135,6 +135,12 @@ def test_nobodys_files_are_written_over(tmp_path: Path) -> None:
         lab.make_images(tmp_path, 8, 32)
 
 
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OSError, match=r"cannot write to .*pictures \(Not a directory: choose"):
+        lab.make_images(tmp_path / "file" / "pictures", 8, 32)
+
+
 def test_a_small_network_learns_the_classes(tmp_path: Path) -> None:
     """After a minute's worth of a laptop's epochs it is right far more often than by chance."""
     threads = torch.get_num_threads()

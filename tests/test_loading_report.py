@@ -99,7 +99,7 @@ def test_a_figure_of_the_sweep() -> None:
 
 
 def report(loader: DataLoader[Any], step: Any = None, **options: Any) -> Any:
-    return lab.loader_report(loader, step or train, seconds=1.0, **options)
+    return lab.loader_report(loader, step or train, **{"seconds": 1.0, **options})
 
 
 def train(batch: Any) -> None:
@@ -227,6 +227,7 @@ def test_a_data_set_that_cannot_be_copied_is_read_in_workers() -> None:
     [
         ([1, 2], {}, TypeError, "needs a torch.utils.data.DataLoader, but got list"),
         (DataLoader([1]), {"ranks": 0}, ValueError, "at least one rank"),
+        (DataLoader([1]), {"seconds": 0}, ValueError, "cannot measure in 0 seconds"),
         (DataLoader([]), {}, ValueError, "yields no batch"),
     ],
 )
@@ -235,6 +236,13 @@ def test_what_cannot_be_reported_on(
 ) -> None:
     with pytest.raises(error, match=says):
         report(loader, **options)
+
+
+def test_what_is_not_batched_is_not_counted_as_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, LoadingModel(0.1, 0.02, cores=2), 0.0)
+    found = lab.loader_report(DataLoader([torch.zeros(3, 8)] * 4, batch_size=None), train)
+    assert "loader_report: items, not batched" in repr(found)
+    assert "items/s" in repr(found) and "samples" not in repr(found)
 
 
 def test_pinning_for_nobody_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

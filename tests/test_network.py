@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from rank_helpers import driver, interrupt_after, wait_until
 
-from labutils.launch import RankFailure, board, launch, network
+from labutils.launch import RankFailure, board, launch, network, switch
 
 needs_namespaces = pytest.mark.skipif(bool(network.missing()), reason=network.missing())
 
@@ -70,7 +70,7 @@ def nothing_left(before: set[str]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [("1gbit", 1e9), ("200 Mbit", 2e8), ("64kbit", 64e3), (None, 0.0)]
+    ("text", "number"), [("1gbit", 1e9), ("200 Mbit", 2e8), ("640kbit", 640e3), (None, 0.0)]
 )
 def test_bandwidths(text: str | None, number: float) -> None:
     assert network.bits_per_second(text) == number
@@ -93,6 +93,8 @@ def test_arguments_that_make_no_sense() -> None:
         ({"nodes": 2, "network": "wifi"}, "network='wifi' is not known"),
         ({"nodes": 2, "bandwidth": "1gbit"}, "pass network='namespaces' as well"),
         ({"nodes": 2, "network": "namespaces", "delay": "soon"}, "is no delay"),
+        ({"nodes": 2, "network": "namespaces", "delay": "30s"}, "more than 500ms each way"),
+        ({"nodes": 2, "network": "namespaces", "bandwidth": "1bit"}, "less than 100kbit"),
     ):
         with pytest.raises(ValueError, match=message):
             launch(int, ranks=1, **asked)  # type: ignore[arg-type]
@@ -285,7 +287,7 @@ def test_nothing_is_left_after_a_kill(victim: str, tmp_path: Path) -> None:
 
 def test_the_kernels_own_switches_are_not_needed() -> None:
     """The relay that delays packets keeps their order, and drops what nobody is there for."""
-    relay = network.Relay(0.01)
+    relay = switch.Relay(0.01)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     due = time.monotonic()
     relay.waiting.extend(

@@ -147,6 +147,12 @@ def test_a_job_that_says_nothing_is_ended(script: str) -> None:
         rehearse(script, "state", 5, "hang", nodes=1, ranks=1, show=None, timeout=4)
 
 
+def test_a_fault_whose_step_never_comes_is_said(script: str) -> None:
+    done = rehearse(script, "state", 2, nodes=1, ranks=1, show=None, faults={"rank 0 dies": 99})
+    assert str(done.missed[0]) == "rank 0 dies"
+    assert "'rank 0 dies' did not happen: rank 0 printed no line 'step 99 …'." in repr(done)
+
+
 def test_an_interrupt_leaves_nothing(script: str) -> None:
     def at_work() -> set[Any]:
         return {rank for child in psutil.Process().children() for rank in child.children()}

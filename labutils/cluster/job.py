@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 from dataclasses import dataclass
@@ -71,8 +72,11 @@ def from_arguments(arguments: argparse.Namespace) -> Job:
     script = arguments.script
     _demand(Path(script).is_file(), f"there is no script {script}; options of this command come "
             "before the script, the script's own after it.")  # fmt: skip
-    for line in (*arguments.setup, arguments.container, arguments.interface):
+    for line in (*arguments.setup, arguments.container):
         _demand("\n" not in line, f"{line!r} has more than one line.")
+    name = arguments.interface
+    _demand(re.fullmatch(r"[\w.@-]{0,15}", name) is not None, "--interface is the name of one "
+            f"interface, like ib0, not {name!r}.")  # fmt: skip
     own = sys.executable if not (arguments.setup or arguments.container) else "python"
     return Job(
         script=script,

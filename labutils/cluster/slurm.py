@@ -17,7 +17,14 @@ from pathlib import Path
 from labutils.cluster import job as jobs
 from labutils.cluster.job import Job
 
-_TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?")
+_OURS = {
+    "nodes": "--nodes", "N": "--nodes", "time": "--time", "t": "--time",
+    "gpus-per-node": "--gpus-per-node", "cpus-per-task": "--cpus-per-task", "c": "--cpus-per-task",
+    "requeue": "--requeue", "no-requeue": "--requeue", "signal": "--signal-before",
+    "ntasks": "", "n": "", "ntasks-per-node": "",
+}  # fmt: skip
+"""What the script says to sbatch itself: the option of this command for it; "" where it must be."""
 
 HEAD = """\
 #!/usr/bin/env bash
@@ -163,12 +170,31 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--time takes minutes, HH:MM:SS or D-HH, not {arguments.time!r}.")
     if not 0 <= arguments.signal_before <= 65535:
         raise ValueError(f"--signal-before is 0 to 65535 seconds, not {arguments.signal_before}.")
+    if _seconds(arguments.time) <= arguments.signal_before:
+        raise ValueError(
+            f"--time {arguments.time} is over before SIGUSR1 could come, {arguments.signal_before} "
+            "s before its end: give a longer --time or a shorter --signal-before."
+        )
     for name in ("partition", "account", "mem"):
         if re.search(r"[\s;]", getattr(arguments, name) or ""):
             raise ValueError(f"--{name} is one word, not {getattr(arguments, name)!r}.")
     for option in arguments.sbatch:
         if not option.startswith("-") or "\n" in option:
             raise ValueError(f"--sbatch takes one option with its dashes, not {option!r}.")
+        name = re.split(r"[=\s]", option.lstrip("-") if option.startswith("--") else option[1:2])[0]
+        if name in _OURS:
+            how = f"use {_OURS[name]} of this command" if _OURS[name] else "it is one task a node"
+            raise ValueError(f"--sbatch={option} would contradict the script: {how}.")
+
+
+def _seconds(time: str) -> int:
+    """sbatch's minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM and D-HH:MM:SS."""
+    found = _TIME.fullmatch(time)
+    assert found is not None
+    days, first, second, third = (int(part) if part else None for part in found.groups())
+    if days is not None or third is not None:
+        return (((days or 0) * 24 + (first or 0)) * 60 + (second or 0)) * 60 + (third or 0)
+    return (first or 0) * 60 + (second or 0)
 
 
 def _check_syntax(script: str) -> None:

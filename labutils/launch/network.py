@@ -6,24 +6,20 @@ those of separate machines.  The namespaces have no names and belong to processe
 kernel removes all of it, links included, when these processes end, however they end.
 
 What a node sends passes a token bucket (``tc tbf``), which limits the bandwidth.  Without a delay a
-bridge joins the nodes.  With one, a small process takes each packet and hands it on later; it works
-on kernels without ``netem`` as well.
+bridge joins the nodes.  With one, a small process takes each packet and hands it on later
+(:mod:`labutils.launch.switch`); it works on kernels without ``netem`` as well.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import re
-import select
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections import deque
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -38,9 +34,11 @@ MTU = 9000
 _ON_A_NODE = "LABUTILS_NODE"  # set below the agent of a node
 _ANSWER_S = 60.0  # for a few commands, on a machine that may be very busy
 _BURST = 70_000  # bytes that pass at once: one large packet before it is cut (64 KiB and headers)
-_NEWNS, _NEWUTS, _NEWNET = 0x00020000, 0x04000000, 0x40000000  # unshare(2)
+_NEWNS, _NEWUTS, NEWNET = 0x00020000, 0x04000000, 0x40000000  # unshare(2)
 _UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_SLOWEST, _LONGEST_S = 1e5, 0.5
+"""Beyond these the rendezvous itself, some hundred messages, would take minutes."""
 _PROBE = (
     "ip link add dev one type veth peer name two && ip link add dev three type bridge && "
     "tc qdisc add dev one root tbf"
@@ -61,14 +59,29 @@ class Node(NamedTuple):
 def bits_per_second(text: str | None) -> float:
     """``"1gbit"`` as a number, in the units of ``tc``; 0 for None (not limited).
 
-    Raises ValueError for anything else.
+    Raises ValueError for anything else, and for less than 100 kbit.
     """
-    return 0.0 if text is None else _number(text, _UNITS, "bandwidth", "200mbit")
+    rate = 0.0 if text is None else _number(text, _UNITS, "bandwidth", "200mbit")
+    if 0 < rate < _SLOWEST:
+        raise ValueError(
+            f"bandwidth={text!r}: at less than 100kbit the nodes would need minutes to find each "
+            "other."
+        )
+    return rate
 
 
 def seconds(text: str | None) -> float:
-    """``"2ms"`` as a number; 0 for None.  Raises ValueError for anything else."""
-    return 0.0 if text is None else _number(text, _TIMES, "delay", "2ms")
+    """``"2ms"`` as a number; 0 for None.
+
+    Raises ValueError for anything else, and for more than half a second.
+    """
+    delay = 0.0 if text is None else _number(text, _TIMES, "delay", "2ms")
+    if delay > _LONGEST_S:
+        raise ValueError(
+            f"delay={text!r}: with more than 500ms each way the nodes would need minutes to find "
+            "each other."
+        )
+    return delay
 
 
 def _number(text: str, units: dict[str, float], what: str, example: str) -> float:
@@ -112,7 +125,7 @@ class Network:
             raise RuntimeError(reason)
         width = len(str(nodes - 1))
         self.names = tuple(f"node{index:0{width}d}" for index in range(nodes))
-        self.switch = Helper("labutils.launch.network:switch", self.delay, environ=dict(os.environ))
+        self.switch = Helper("labutils.launch.switch:main", self.delay, environ=dict(os.environ))
         self._answer(self.switch)
 
     def node(self, index: int) -> Node:
@@ -148,15 +161,15 @@ class Network:
 
 def enter(channel: socket.socket, node: Node) -> None:
     """Move this process into namespaces of its own, as ``node``; the notebook plugs it in."""
-    _unshare(_NEWNET | _NEWUTS | _NEWNS)
+    unshare(NEWNET | _NEWUTS | _NEWNS)
     socket.sethostname(node.name)
     os.environ[_ON_A_NODE] = node.name
     _hosts(node.nodes)
     channel.send(str(os.getpid()).encode())
     channel.recv(64)
-    _run("ip", "link", "set", "lo", "up")
-    _run("ip", "addr", "add", f"{address(node.number)}/24", "dev", INTERFACE)
-    _run("ip", "link", "set", INTERFACE, "up")
+    run("ip", "link", "set", "lo", "up")
+    run("ip", "addr", "add", f"{address(node.number)}/24", "dev", INTERFACE)
+    run("ip", "link", "set", INTERFACE, "up")
     if node.bandwidth:
         limit(node.bandwidth)
     channel.send(b"ready")
@@ -175,7 +188,7 @@ def limit(bandwidth: str | float) -> None:
     rate = bits_per_second(bandwidth) if isinstance(bandwidth, str) else bandwidth
     if not limited():
         raise RuntimeError("limit(...) is for ranks that run with network='namespaces'.")
-    _run("tc", "qdisc", "replace", "dev", INTERFACE, "root", "tbf", "rate", f"{rate:.0f}bit",
+    run("tc", "qdisc", "replace", "dev", INTERFACE, "root", "tbf", "rate", f"{rate:.0f}bit",
          "burst", str(_BURST), "latency", "1s")  # fmt: skip
 
 
@@ -184,7 +197,8 @@ def limited() -> bool:
     return _ON_A_NODE in os.environ
 
 
-def _unshare(flags: int) -> None:
+def unshare(flags: int) -> None:
+    """Give this process namespaces of its own; raises OSError where that is not allowed."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(flags):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "unshare")
@@ -193,107 +207,15 @@ def _unshare(flags: int) -> None:
 def _hosts(names: tuple[str, ...]) -> None:
     """Let this process, and only those below it, find the nodes by their names."""
     lines = ["127.0.0.1 localhost", *(f"{address(i)} {name}" for i, name in enumerate(names))]
-    _run("mount", "--make-rprivate", "/")
+    run("mount", "--make-rprivate", "/")
     with tempfile.NamedTemporaryFile("w", prefix="labutils-hosts-") as file:
         file.write("\n".join(lines) + "\n")
         file.flush()
-        _run("mount", "--bind", file.name, "/etc/hosts")
+        run("mount", "--bind", file.name, "/etc/hosts")
 
 
-def _run(*words: str) -> None:
+def run(*words: str) -> None:
+    """Run a command; raises RuntimeError with what it says if it fails."""
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
-
-
-# -- the switch ------------------------------------------------------------------------------------
-
-
-def switch(channel: socket.socket, delay: float) -> None:
-    """Join the nodes that the notebook names on ``channel``, until it closes."""
-    _unshare(_NEWNET)
-    relay = Relay(delay) if delay else None
-    if relay is None:
-        _run("ip", "link", "add", "dev", "bridge", "mtu", str(MTU), "type", "bridge")
-        _run("ip", "link", "set", "dev", "bridge", "up")
-    channel.send(b"ready")
-    while True:
-        if relay is not None:
-            relay.work(channel)
-        message = channel.recv(64)
-        if not message:
-            return
-        index, pid = message.decode().split()
-        _plug_in(int(index), pid, relay)
-        channel.send(b"done")
-
-
-def _plug_in(index: int, pid: str, relay: Relay | None) -> None:
-    """A link whose other end is the interface of the node that process ``pid`` has made."""
-    port, mac = f"port{index}", f"02:00:00:00:00:{index:02x}"
-    with contextlib.suppress(RuntimeError):  # of a node that has died
-        _run("ip", "link", "del", port)
-    end = ("name", INTERFACE, "mtu", str(MTU), "address", mac, "netns", pid)
-    _run("ip", "link", "add", "dev", port, "mtu", str(MTU), "type", "veth", "peer", *end)
-    if relay is None:
-        _run("ip", "link", "set", port, "master", "bridge")
-    _run("ip", "link", "set", port, "up")
-    if relay is not None:
-        relay.add(port, bytes.fromhex(mac.replace(":", "")))
-
-
-class Relay:
-    """Takes packets from each port and hands them on ``delay`` seconds later.
-
-    Packets come and go with the kernel's own header (PACKET_VNET_HDR), so that large ones stay in
-    one piece and checksums are still to be filled in.
-    """
-
-    _SOL_PACKET, _VNET_HEADER, _IGNORE_OUTGOING, _RCVBUFFORCE = 263, 15, 23, 33
-    _HEADER = 10  # bytes of struct virtio_net_hdr, before the packet's own destination
-
-    def __init__(self, delay: float) -> None:
-        self.delay = delay
-        self.ports: dict[bytes, socket.socket] = {}
-        self.waiting: deque[tuple[float, socket.socket, bytes]] = deque()
-
-    def add(self, port: str, mac: bytes) -> None:
-        """Serve ``port``, behind which is the interface with this address."""
-        if mac in self.ports:
-            self.ports.pop(mac).close()
-        sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
-        sock.setsockopt(self._SOL_PACKET, self._VNET_HEADER, 1)
-        sock.setsockopt(self._SOL_PACKET, self._IGNORE_OUTGOING, 1)
-        sock.setsockopt(socket.SOL_SOCKET, self._RCVBUFFORCE, 1 << 24)
-        sock.bind((port, 3))  # ETH_P_ALL
-        sock.setblocking(False)
-        self.ports[mac] = sock
-
-    def work(self, channel: socket.socket) -> None:
-        """Until there is something to read on ``channel``."""
-        while True:
-            pause = self.waiting[0][0] - time.monotonic() if self.waiting else None
-            readable, _, _ = select.select(
-                [channel, *self.ports.values()], [], [], None if pause is None else max(0.0, pause)
-            )
-            for sock in readable:
-                if sock is channel:
-                    return
-                self._take(sock)
-            self._hand_on()
-
-    def _take(self, sock: socket.socket) -> None:
-        due = time.monotonic() + self.delay
-        with contextlib.suppress(OSError):
-            while True:
-                packet = sock.recv(1 << 17)
-                mac = packet[self._HEADER : self._HEADER + 6]
-                others = [port for port in self.ports.values() if port is not sock]
-                for target in [self.ports[mac]] if mac in self.ports else others:
-                    self.waiting.append((due, target, packet))
-
-    def _hand_on(self) -> None:
-        while self.waiting and self.waiting[0][0] <= time.monotonic():
-            _, target, packet = self.waiting.popleft()
-            with contextlib.suppress(OSError):  # a node that has gone, or a full queue: it is lost
-                target.send(packet)

@@ -67,6 +67,7 @@ class Job:
                 self._follow()
             self._follow()
         finally:
+            self.result.missed = list(self.faults)
             for agent in self.agents.values():
                 agent.close()
             for rank in self.ranks.values():

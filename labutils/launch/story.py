@@ -81,6 +81,8 @@ class Rehearsal:
         """(place, rank, line) of everything that ranks have printed."""
         self.moments: list[tuple[float, str]] = []
         """(seconds since the start, name) of each fault."""
+        self.missed: list[Fault] = []
+        """Faults whose step never came."""
 
     @property
     def lost(self) -> list[int]:
@@ -92,7 +94,11 @@ class Rehearsal:
         return figure(self.rounds, self.moments)
 
     def __repr__(self) -> str:
-        return story(self.rounds)
+        missed = [
+            f"'{fault}' did not happen: rank 0 printed no line 'step {fault.step} …'."
+            for fault in self.missed
+        ]
+        return "\n".join([story(self.rounds), *missed])
 
 
 def faults(asked: Mapping[str, int], nodes: int) -> list[Fault]:

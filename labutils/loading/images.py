@@ -52,15 +52,24 @@ def make_images(
 
     Raises:
         ValueError: the arguments are impossible, or the folder holds something else.
+        OSError: the folder cannot be written to, or the disk is full.
     """
     folder, facts = Path(path), _facts(count, size, kind, seed)
     if _made(folder) != {**facts, "complete": True}:
         _refuse_foreign(folder, facts)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / _FACTS).write_text(json.dumps({**facts, "complete": False}))
-        (_write_array if kind == "array" else _write_files)(folder, facts)
-        (folder / _FACTS).write_text(json.dumps({**facts, "complete": True}))
+        try:
+            _write(folder, facts)
+        except OSError as error:
+            why = f"{error.strerror}: choose another folder, or make room"
+            raise OSError(error.errno, f"make_images cannot write to {path} ({why})") from None
     return Images(folder)
+
+
+def _write(folder: Path, facts: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _FACTS).write_text(json.dumps({**facts, "complete": False}))
+    (_write_array if facts["kind"] == "array" else _write_files)(folder, facts)
+    (folder / _FACTS).write_text(json.dumps({**facts, "complete": True}))
 
 
 def remove_images(path: str | Path) -> None:

@@ -30,6 +30,8 @@ class Findings:
     """What was measured of a loader and a step, in seconds per batch."""
 
     samples: int = 1
+    """In a batch; 1 where the loader does not batch (``batch_size=None``)."""
+    batches: bool = True
     nbytes: int = 0
     step_s: float = 0.0
     step_cpu_s: float = 0.0
@@ -57,7 +59,8 @@ class LoaderReport(Note):
         if best.num_workers:
             self.recommended["prefetch_factor"] = best.prefetch_factor or 2
             self.recommended["persistent_workers"] = findings.persistent
-        title = f"loader_report: {findings.samples} samples a batch, {_bytes(findings.nbytes)}"
+        what = f"{findings.samples} samples a batch" if findings.batches else "items, not batched"
+        title = f"loader_report: {what}, {_bytes(findings.nbytes)}"
         super().__init__(title, _rows(findings, self.recommended))
 
     @property
@@ -82,7 +85,8 @@ def loader_report(
 
     Raises:
         TypeError: ``loader`` is no DataLoader.
-        ValueError: it yields nothing, its sampler cannot be copied, or ``ranks`` is impossible.
+        ValueError: it yields nothing, its sampler cannot be copied, or ``ranks`` or ``seconds``
+            is impossible.
         LoaderError: it fails for a reason that is known, also without workers.
     """
     if not isinstance(loader, DataLoader):
@@ -92,6 +96,10 @@ def loader_report(
         )
     if ranks < 1:
         raise ValueError(f"loader_report needs at least one rank, not {ranks}.")
+    if seconds <= 0:
+        raise ValueError(
+            f"loader_report cannot measure in {seconds:g} seconds: give it more than 0."
+        )
     with measure.undisturbed():
         return LoaderReport(_Examination(loader, step, seconds / _ROUNDS, ranks).findings)
 
@@ -101,7 +109,7 @@ class _Examination:
 
     def __init__(self, loader: DataLoader[Any], step: Step, seconds: float, ranks: int) -> None:
         self.loader, self.step, self.seconds, self.ranks = loader, step, seconds, ranks
-        self.findings = Findings()
+        self.findings = Findings(batches=loader.batch_sampler is not None)
         self._copy = measure.independent(loader.dataset)
         pins = loader.pin_memory and torch.accelerator.is_available()
         if loader.pin_memory and not pins:
@@ -148,7 +156,10 @@ class _Examination:
 
     def _weigh(self, batch: Any) -> None:
         found = self.findings
-        found.samples = max(found.samples, measure.samples(batch))  # the last may be a short one
+        if found.batches:
+            found.samples = max(
+                found.samples, measure.samples(batch)
+            )  # the last may be a short one
         found.nbytes = max(found.nbytes, measure.nbytes(batch))
         shared = hardware.shared_memory()
         if shared is not None and found.nbytes and self.most:
@@ -229,8 +240,8 @@ def _rows(found: Findings, recommended: dict[str, Any]) -> list[tuple[str, str]]
     loading, as_is = found.loading, found.as_is
     assert loading is not None
     rows = [
-        ("load", f"{_ms(loading.load_s)} for a batch by one worker, {_ms(loading.load_cpu_s)} of "
-                 f"it on a CPU, {_ms(loading.collate_s)} of it collating"),
+        ("load", f"{_ms(loading.load_s)} for a batch by one worker ({_ms(loading.load_cpu_s)} of "
+                 f"CPU time, {_ms(min(loading.collate_s, loading.load_s))} collating)"),
         ("step", f"{_ms(found.step_s)} on a batch that is there ({_ms(found.step_cpu_s)} of CPU)"),
         ("this is", _verdict(found)),
     ]  # fmt: skip
@@ -256,8 +267,8 @@ def _verdict(found: Findings) -> str:
 
 
 def _line(found: Findings, run: Measured) -> str:
-    rate = found.samples / run.seconds
-    return f"{run.setting!s:<55} {rate:9,.0f} samples/s, step idle {_idle(found, run):4.0%}"
+    rate, what = found.samples / run.seconds, "samples" if found.batches else "items"
+    return f"{run.setting!s:<55} {rate:9,.0f} {what}/s, step idle {_idle(found, run):4.0%}"
 
 
 def _sorted(found: Findings) -> list[Measured]:
