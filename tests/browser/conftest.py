@@ -99,10 +99,13 @@ def page(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def open_notebook(lab_server: LabServer) -> Callable[..., None]:
-    """``open_notebook(page, path)``: opens a notebook, and waits for its kernel."""
+    """``open_notebook(page, path)``: opens a notebook, and waits for its kernel.
 
-    def open_(page: Any, path: str, *, kernel: bool = True) -> None:
-        page.goto(f"{lab_server.url}lab/tree/{path}?token={lab_server.token}&reset")
+    ``program`` is "lab/tree" for JupyterLab, "notebooks" for Notebook 7.
+    """
+
+    def open_(page: Any, path: str, *, kernel: bool = True, program: str = "lab/tree") -> None:
+        page.goto(f"{lab_server.url}{program}/{path}?token={lab_server.token}&reset")
         page.wait_for_selector(".jp-NotebookPanel .jp-Notebook .jp-Cell", timeout=90_000)
         if kernel:
             _wait(page, f"{_KERNEL}?.status === 'idle'", 90)
@@ -159,6 +162,7 @@ def _command(root: Path, token: str) -> list[str]:
         sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
         "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", f"--ServerApp.root_dir={root}",
         f"--IdentityProvider.token={token}", "--LabApp.expose_app_in_browser=True",
+        "--JupyterNotebookApp.expose_app_in_browser=True",
     ]  # fmt: skip
 
 

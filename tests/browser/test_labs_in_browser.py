@@ -1,9 +1,12 @@
-"""Every lab in a real JupyterLab, one in Notebook 7: it runs, it draws live, its pictures stay."""
+"""Every lab in a real JupyterLab, and in Notebook 7: it runs, it draws live, its pictures stay."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,51 +33,36 @@ IMAGES = "[...document.querySelectorAll('.jp-OutputArea-output img')]"
 LONG_MS = 1500
 """A view that was there for so long must have drawn; a shorter one may go before it could."""
 
-every_lab = pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if "dataparallel" in n else pytest.mark.full) for n in LABS]
+ALSO_IN_SHORT = ("02_dataparallel.ipynb", "lab/tree")
+"""The one that ``make test`` opens; ``make test-all`` opens every lab in both programs."""
+
+everywhere = pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        pytest.param(*case, marks=() if case == ALSO_IN_SHORT else pytest.mark.full)
+        for case in itertools.product(LABS, ("lab/tree", "notebooks"))
+    ],
 )
 
 
-@every_lab
+@everywhere
 def test_runs_all_draws_live_and_keeps_pictures(
-    page: Any, lab_server: Any, name: str, open_notebook: Callable[..., None],
+    page: Any, lab_server: Any, name: str, program: str, open_notebook: Callable[..., None],
     run_all: Callable[[Any], None], wait_idle: Callable[..., None],
 ) -> None:  # fmt: skip
     path = lab_server.root / "labs" / name
     clear(path)
     page.add_init_script(WATCH)
-    open_notebook(page, f"labs/{name}")
+    open_notebook(page, f"labs/{name}", program=program)
     run_all(page)
     wait_idle(page, seconds=SECONDS)
-    assert page.errors == []
-    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
-    page.wait_for_function("!document.querySelector('.jp-mod-dirty')", timeout=30_000)
-
-    outputs = check_outputs(json.loads(path.read_text()))
-    check_live_views(page.evaluate("window.seen"), outputs)
-    check_reopened(page, f"labs/{name}", outputs, open_notebook)
-
-
-@pytest.mark.full
-def test_runs_in_notebook_7_too(page: Any, lab_server: Any) -> None:
-    clear(lab_server.root / "labs/02_dataparallel.ipynb")
-    page.add_init_script(WATCH)
-    page.goto(f"{lab_server.url}notebooks/labs/02_dataparallel.ipynb?token={lab_server.token}")
-    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=90_000)
-    page.click(".lm-MenuBar-itemLabel:text('Run')")
-    page.click(".lm-Menu-itemLabel:text('Run All Cells')")
-    prompts = "[...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]"
-    page.wait_for_function(
-        f"{prompts}.every(prompt => /[0-9]/.test(prompt.textContent))",
-        timeout=SECONDS * 1000, polling=200,
-    )  # fmt: skip
-    stderr = page.locator("[data-mime-type='application/vnd.jupyter.stderr']")
-    assert not [text for text in stderr.all_inner_texts() if "Error" in text]
-    seen = page.evaluate("window.seen")
-    assert seen and all(v["drawn"] for v in seen.values() if v["to"] - v["from"] > LONG_MS)
-    page.wait_for_function(f"{IMAGES}.some(image => image.naturalWidth > 600)", timeout=30_000)
     # Notebook 7 complains about plugins of JupyterLab that it does not have.
     assert [e for e in page.errors if "registered" not in e and "'schema'" not in e] == []
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+
+    outputs = check_outputs(saved(path))
+    check_live_views(page.evaluate("window.seen"), outputs)
+    check_reopened(page, f"labs/{name}", outputs, partial(open_notebook, program=program))
 
 
 def clear(path: Path) -> None:
@@ -84,6 +72,16 @@ def clear(path: Path) -> None:
         if cell["cell_type"] == "code":
             cell["outputs"], cell["execution_count"] = [], None
     path.write_text(json.dumps(notebook))
+
+
+def saved(path: Path) -> Any:
+    """The notebook in the file, once it holds outputs."""
+    for _ in range(300):
+        notebook = json.loads(path.read_text())
+        if any(cell.get("outputs") for cell in notebook["cells"]):
+            return notebook
+        time.sleep(0.1)
+    raise AssertionError(f"{path.name} was not saved")
 
 
 def check_outputs(notebook: Any) -> list[dict[str, Any]]:
