@@ -54,6 +54,9 @@ class Job:
         self.agents: dict[int, Agent] = {}
         self.dead: set[int] = set()
         self.ranks: dict[socket.socket, _Rank] = {}
+        self.held: _Rank | None = None
+        """Rank 0, after another rank was killed: what that one had sent might do for one more step.
+        Usually torchrun ends it, to start all ranks again."""
         self.start = self.moved = time.monotonic()
 
     def run(self) -> Rehearsal:
@@ -90,6 +93,9 @@ class Job:
                 self._read(self.ranks[sock])
             elif not self._greet(channels[sock]):
                 time.sleep(_TICK_S)  # it is ending
+        if self.held is not None and any(agent.ended() for agent in self.agents.values()):
+            self._let_go_on(self.held)  # there is no restart: it is to notice
+            self.held = None
         if time.monotonic() > self.moved + self.timeout:
             waited = f"no line came from any rank for {self.timeout:g} s, so the job was ended"
             raise RehearsalFailed(f"{waited}; the last lines:\n{self._last_lines()}", self.result)
@@ -129,8 +135,11 @@ class Job:
             self.show(f"[node {rank.place.node}] {colour}{line}\n")
         goes_on = self._note(line) if number == 0 and waits else True
         if waits and goes_on:
-            with contextlib.suppress(OSError):
-                rank.sock.send(b".")
+            self._let_go_on(rank)
+
+    def _let_go_on(self, rank: _Rank) -> None:
+        with contextlib.suppress(OSError):
+            rank.sock.send(b".")
 
     def _note(self, line: str) -> bool:
         """Note what rank 0 says, and let faults come; whether rank 0 may go on."""
@@ -172,7 +181,8 @@ class Job:
         )
         self.show(f"--- rank {fault.number} is killed {when}\n")
         self._kill(place)
-        return fault.number != 0
+        self.held = next((r for r in self.ranks.values() if r.hello.rank == 0), None)
+        return False
 
     def _kill(self, place: Place) -> None:
         (victim,) = [r for r in self.ranks.values() if r.place == place and exists(r.hello.pid)]

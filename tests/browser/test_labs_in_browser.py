@@ -33,7 +33,7 @@ IMAGES = "[...document.querySelectorAll('.jp-OutputArea-output img')]"
 LONG_MS = 1500
 """A view that was there for so long must have drawn; a shorter one may go before it could."""
 
-ALSO_IN_SHORT = ("02_dataparallel.ipynb", "lab/tree")
+ALSO_IN_SHORT = ("00_start_here.ipynb", "lab/tree")
 """The one that ``make test`` opens; ``make test-all`` opens every lab in both programs."""
 
 everywhere = pytest.mark.parametrize(
