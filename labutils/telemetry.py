@@ -37,6 +37,7 @@ class Sink(Protocol):
         """That span ends."""
 
 
+_KINDS = frozenset(KINDS)
 _sinks: list[Sink] = []
 _recorder: Recorder | None = None
 
@@ -61,8 +62,8 @@ def span(name: str, kind: str | None = None) -> Iterator[None]:
     work that was issued in it.
     """
     if kind is None:
-        kind = name if name in KINDS else "span"
-    elif kind not in KINDS:
+        kind = name if name in _KINDS else "span"
+    elif kind not in _KINDS:
         raise ValueError(f"span {name!r} has kind {kind!r}; known kinds are {', '.join(KINDS)}.")
     open_spans = [(sink, sink.begin(name, kind)) for sink in _sinks]
     try:

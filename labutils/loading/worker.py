@@ -8,6 +8,7 @@ in the format of :mod:`labutils.telemetry`, one write for each batch.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import threading
@@ -58,19 +59,6 @@ class Envelope:
         return self
 
 
-def queued() -> int:
-    """Nanoseconds for which this thread has waited for a core so far; 0 where nobody counts them.
-
-    The second number of ``/proc/…/schedstat``: time on a run queue (Linux,
-    Documentation/scheduler/sched-stats).
-    """
-    try:
-        with open("/proc/thread-self/schedstat") as file:
-            return int(file.read().split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
 class _Clock(threading.local):
     """Times of the batch that this thread is making."""
 
@@ -79,12 +67,33 @@ class _Clock(threading.local):
     cpu_ns = 0
     queued_ns = 0
     spans: Spans | None = None
+    _counter: tuple[int, io.FileIO | None] = (0, None)
+    """The process that opened it, and the system's file on this thread."""
+
+    def queued(self) -> int:
+        """Nanoseconds for which this thread has waited for a core so far; 0 where nobody counts.
+
+        The second number of ``/proc/…/schedstat``: time on a run queue (Linux,
+        Documentation/scheduler/sched-stats).
+        """
+        process, file = self._counter
+        if process != os.getpid():
+            file = None
+            with contextlib.suppress(OSError):
+                file = open("/proc/thread-self/schedstat", "rb", buffering=0)  # noqa: SIM115
+            self._counter = os.getpid(), file
+        if file is None:
+            return 0
+        try:
+            return int(os.pread(file.fileno(), 64, 0).split()[1])
+        except (OSError, IndexError, ValueError):
+            return 0
 
     def begin(self) -> None:
         """The first sample of a batch is about to be made (later ones of it change nothing)."""
         if not self.started_ns:
             self.started_ns = time.monotonic_ns()
-            self.queued_ns = queued()
+            self.queued_ns = self.queued()
             if self.worker < 0:
                 self.cpu_ns = time.thread_time_ns()
 
@@ -95,7 +104,7 @@ class _Clock(threading.local):
         started = self.started_ns or now
         envelope = Envelope(
             data, self.worker, started, now, cpu - self.cpu_ns, collate_ns,
-            queued() - self.queued_ns,
+            self.queued() - self.queued_ns,
         )  # fmt: skip
         self.started_ns, self.cpu_ns = 0, cpu
         if self.spans is not None:
@@ -120,6 +129,7 @@ class Spans:
         """What follows the two times in the line of a span, by its name and kind."""
         self._flag = os.path.join(directory or os.devnull, WATCHED)
         self._path = os.path.join(directory, f"rank-worker-{worker}-{os.getpid()}.jsonl")
+        self._file: io.FileIO | None = None
         self.flush()
 
     def begin(self, name: str, kind: str) -> tuple[str, str, int]:
@@ -135,8 +145,11 @@ class Spans:
             text = "".join(
                 f"[{start},{end},{self._end(name, kind)}" for start, end, name, kind in self.lines
             )
-            with contextlib.suppress(OSError), open(self._path, "a") as file:
-                file.write(text if file.tell() else json.dumps(_HEADER) + "\n" + text)
+            with contextlib.suppress(OSError):
+                if self._file is None:
+                    self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
+                    text = text if self._file.tell() else json.dumps(_HEADER) + "\n" + text
+                self._file.write(text.encode())
             self.lines = []
         self.watched = os.path.exists(self._flag)
         telemetry._sinks[:] = [self] if self.watched else []

@@ -32,7 +32,7 @@ def first_attempt(x: torch.Tensor) -> None:
             target.copy_(received)
 
 
-def times(functions: list[AllReduce], repeats: int = 9) -> list[float]:
+def times(functions: list[AllReduce], repeats: int = 25) -> list[float]:
     """In a rank: median seconds of each function, taken in turn."""
     x = torch.ones(BYTES // 4)
     seconds: list[list[float]] = [[] for _ in functions]
