@@ -50,3 +50,18 @@ def test_the_devices_are_waited_for_at_both_ends(fake: FakeCuda) -> None:
     assert fake.waited == [0, 1]
     source.stop()
     assert fake.waited == [0, 1, 0, 1]
+
+
+def test_workers_of_a_loader_share_the_axis(fake: FakeCuda) -> None:
+    data = [torch.full((64,), float(i)) for i in range(8)]
+    with lab.watch_loading("beside CUDA") as w:
+        for batch in lab.Loader(data, batch_size=4, num_workers=1, multiprocessing_context="fork"):
+            with lab.span("step"):
+                batch.sum()
+    assert (w.trace.source, w.trace.hardware) == ("measured", "2 × Fake GPU")
+    made = [s for s in w.trace.spans if s.lane == "worker 0" and s.name == "collate"]
+    steps = [s for s in w.trace.spans if s.name == "step"]
+    assert len(made) == len(steps) == 2
+    tolerance = 2e-3
+    assert all(m.end < s.start + tolerance for m, s in zip(made, steps))
+    assert made[0].start > min(s.start for s in w.trace.spans if s.name == "wait for batch")
