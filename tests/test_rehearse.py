@@ -147,6 +147,14 @@ def test_a_job_that_says_nothing_is_ended(script: str) -> None:
         rehearse(script, "state", 5, "hang", nodes=1, ranks=1, show=None, timeout=4)
 
 
+@pytest.mark.skipif(bool(network.missing()), reason=network.missing())
+def test_the_loss_of_the_node_that_hosts_the_rendezvous_is_the_end(script: str) -> None:
+    with pytest.raises(RehearsalFailed, match="node 0 hosted the rendezvous") as caught:
+        rehearse(script, "state", 8, nodes="1:2", ranks=1, max_restarts=2, network="namespaces",
+                 show=None, faults={"node 0 dies": 3})  # fmt: skip
+    assert "Traceback" not in str(caught.value)
+
+
 def test_a_fault_whose_step_never_comes_is_said(script: str) -> None:
     done = rehearse(script, "state", 2, nodes=1, ranks=1, show=None, faults={"rank 0 dies": 99})
     assert str(done.missed[0]) == "rank 0 dies"

@@ -209,6 +209,12 @@ class Job:
             for rank, code in sorted(named.items()) if rank in places
         ]  # fmt: skip
         nodes = f"torchrun ended with an error on node {listed(sorted(failed))}"
+        if 0 in self.dead and self.network is not None:
+            return (
+                f"{end}{nodes}: node 0 hosted the rendezvous, and without it no rank can be "
+                "started again (real jobs keep it on a machine that does not train, or are queued "
+                "again as a whole)."
+            )
         log = "" if said else "\n" + "\n".join(self.agents[n].log()[-1500:] for n in failed)
         return f"{end}{nodes}; {'; '.join(said)}{log}"
 
