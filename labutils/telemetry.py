@@ -25,6 +25,7 @@ from labutils.trace import KINDS, rank_rows
 
 SAMPLE_S = 0.2
 """Shortest time between two memory samples taken in the background."""
+_MOST_RESTS = 1000
 
 
 class Sink(Protocol):
@@ -180,6 +181,8 @@ class Recorder:
         self.path, self.rank, self.dropped = path, rank, 0
         self._offset_ns, self._error_ns = offset_ns, error_ns
         self._pending: deque[tuple[Any, ...]] = deque()
+        self._rests: dict[tuple[str, str, str, int, str], str] = {}
+        """What follows the two times in a span's line: the same, step after step."""
         self._lock = threading.Lock()
         self._sampled = 0
         try:
@@ -260,11 +263,20 @@ class Recorder:
         self, name: str, kind: str, lane: str, begun: Any, ended: Any, nbytes: int, detail: str
     ) -> None:
         first, last = self.clock.nanoseconds(begun), self.clock.nanoseconds(ended)
-        self._write([first, max(first, last), name, kind, lane, nbytes, detail])
+        what = name, kind, lane, nbytes, detail
+        rest = self._rests.get(what)
+        if rest is None:
+            if len(self._rests) >= _MOST_RESTS:
+                self._rests.clear()
+            rest = self._rests[what] = json.dumps(what, separators=(",", ":"))[1:]
+        self._append(f"[{first},{max(first, last)},{rest}\n")
 
     def _write(self, line: Any) -> None:
+        self._append(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def _append(self, text: str) -> None:
         try:
-            os.write(self._fd, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            os.write(self._fd, text.encode())
         except OSError:
             self.dropped += 1
 

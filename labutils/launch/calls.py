@@ -81,6 +81,8 @@ class Call:
     chain: int = 0
     """Checksum of the user's lines from the call outwards."""
     sequence: int = 0
+    series: str = ""
+    """What it is numbered in."""
     trail: list[str] = field(default_factory=list)
 
     @property

@@ -73,9 +73,9 @@ class Monitor:
     def begin(self, call: Call, check: bool = True) -> Any:
         """Number the call, say so on the board, compare it with the other ranks; returns a mark."""
         with self._lock:
-            key = _series(call)
-            self.counts[key] += 1
-            call.sequence = self.counts[key]
+            call.series = _series(call)
+            self.counts[call.series] += 1
+            call.sequence = self.counts[call.series]
             self._newest = call
         self._say(call, "issued" if call.asynchronous else "waiting")
         if check and self.checked and self.checker and not call.peer:
@@ -97,7 +97,7 @@ class Monitor:
             return
         with self._lock:
             if call is self._newest:
-                buckets = 0 if call.comparable else zlib.crc32(_series(call).encode())
+                buckets = 0 if call.comparable else zlib.crc32(call.series.encode())
                 now = time.monotonic_ns()
                 self.board.set_last(Last(call.text, call.where, now, state, buckets))
             if state == "done":
@@ -261,12 +261,17 @@ _bucket_groups: weakref.WeakKeyDictionary[Any, BucketGroup] = weakref.WeakKeyDic
 
 
 def _bucket_call(name: str, group: Any, members: tuple[int, ...], buffer: torch.Tensor) -> Call:
-    dtype = str(buffer.dtype).removeprefix("torch.")
+    count = buffer.numel()
     return Call(
-        name, group.group_name, members,
-        f"{dtype} {tuple(buffer.shape)}", "", -1, buffer.numel() * buffer.element_size(), False, "",
-        True, "DistributedDataParallel",
+        name, group.group_name, members, _flat(buffer.dtype, count), "", -1,
+        count * buffer.element_size(), False, "", True, "DistributedDataParallel",
     )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=256)
+def _flat(dtype: torch.dtype, count: int) -> str:
+    """What a bucket is: the same, step after step."""
+    return f"{str(dtype).removeprefix('torch.')} ({count},)"
 
 
 def _timed_hook(module: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
