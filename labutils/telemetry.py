@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
+from labutils.clocks import CudaClock, HostClock
 from labutils.trace import KINDS, rank_rows
 
 SAMPLE_S = 0.2
@@ -129,47 +130,6 @@ def move(device: torch.device) -> None:
     """From now on this process's work and memory are those of ``device``."""
     if _recorder is not None:
         _recorder.introduce(device)
-
-
-class HostClock:
-    """The host's monotonic clock: a mark is its time in nanoseconds."""
-
-    def mark(self) -> Any:
-        return time.monotonic_ns()
-
-    def passed(self, moment: Any) -> bool:
-        """Whether the device has reached this mark."""
-        return True
-
-    def nanoseconds(self, moment: Any) -> int:
-        return int(moment)
-
-
-class CudaClock(HostClock):
-    """A mark is an event on the current stream; its time is known once the stream has passed it."""
-
-    def __init__(self) -> None:
-        self.base = torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        self.base.record()
-        torch.cuda.synchronize()
-        self.base_ns = time.monotonic_ns()
-
-    def mark(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def passed(self, moment: Any) -> bool:
-        return isinstance(moment, int) or bool(moment.query())
-
-    def nanoseconds(self, moment: Any) -> int:
-        if isinstance(moment, int):  # of the host: time spent waiting for other ranks
-            return moment
-        time_ns = self.base_ns + round(self.base.elapsed_time(moment) * 1e6)
-        if time_ns - self.base_ns > 10**9:  # float32 milliseconds are exact while small
-            self.base, self.base_ns = moment, time_ns
-        return time_ns
 
 
 class Recorder:

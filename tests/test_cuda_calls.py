@@ -12,11 +12,12 @@ import torch
 from fake_cuda import GIB, NAME, FakeCuda
 
 from labutils import devices, hardware, telemetry
+from labutils.clocks import CudaClock
 from labutils.cluster import facts
 from labutils.launch import group
 from labutils.launch.world import World
 from labutils.loading import measure as loading
-from labutils.telemetry import CudaClock, Recorder
+from labutils.telemetry import Recorder
 from labutils.timing import measure
 
 LABUTILS = Path(telemetry.__file__).parent
