@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 
-class TooSlow(Exception):
-    """The answer has not come back within the time limit."""
+class TooSlow(BaseException):
+    """The answer has not come back within the time limit.
+
+    Not an Exception, so that ``except Exception`` in an endless loop does not catch it.
+    """
 
 
 @contextlib.contextmanager
@@ -28,7 +31,7 @@ def limit(seconds: float) -> Iterator[None]:
         raise TooSlow(f"it has not come back within {seconds:g} s: does a loop never end?")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, if the block goes on all the same
     try:
         yield
     finally:

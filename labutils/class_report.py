@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labutils import exercises, notebooks, outcome, pages
+from labutils import folders, notebooks, outcome, pages
 from labutils.grading import SOLVED, UNSOLVED, WRONG
 
 _EXERCISE = re.compile(r"@lab\.exercise\(\s*[\"'](\w+)[\"']")
@@ -69,7 +69,7 @@ def gather(folder: Path) -> list[Student]:
 def _whose(stem: str) -> str:
     """``kim`` of ``02_dataparallel_kim``; any other name is the student's as it is."""
     with contextlib.suppress(ValueError):
-        for lab in exercises.solutions_folder().parent.glob("[0-9][0-9]_*.ipynb"):
+        for lab in folders.solutions_folder().parent.glob("[0-9][0-9]_*.ipynb"):
             rest = stem.removeprefix(lab.stem)
             if rest != stem and rest[:1] in tuple("_-. ") and rest[1:]:
                 return rest[1:]
@@ -118,7 +118,8 @@ def main(arguments: argparse.Namespace) -> int:
     students = gather(arguments.folder)
     out = arguments.out or arguments.folder
     out.mkdir(parents=True, exist_ok=True)
-    notebooks.write_whole(out / "class.csv", to_csv(students))
+    # A spreadsheet takes names for UTF-8 only with a byte order mark.
+    notebooks.write_whole(out / "class.csv", "\ufeff" + to_csv(students))
     notebooks.write_whole(out / "class.html", to_html(students))
     print(f"{len(students)} students: {out / 'class.html'}, {out / 'class.csv'}")
     unread = [f"{s.name}: {note}" for s in students for note in s.notes if _UNREAD in note]

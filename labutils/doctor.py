@@ -210,7 +210,7 @@ def check_leftovers() -> Iterator[Finding]:
 
 def check_write_access() -> Iterator[Finding]:
     """Runs are recorded in temporary files, progress under the user's data folder."""
-    from labutils.exercises import progress_folder
+    from labutils.folders import progress_folder
 
     places: dict[str, str | Path] = {
         "temporary files": tempfile.gettempdir(),

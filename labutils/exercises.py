@@ -19,7 +19,6 @@ from __future__ import annotations
 import html
 import importlib.util
 import inspect
-import os
 import re
 import sys
 import textwrap
@@ -28,6 +27,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
+from labutils.folders import progress_folder, solutions_folder
 from labutils.grading import SOLVED, UNSOLVED, Failure, Grade, Reference, grade
 
 Answer = TypeVar("Answer", bound=Callable[..., Any])
@@ -149,41 +149,6 @@ def names() -> list[str]:
     return sorted(p.stem for p in solutions_folder().glob("*.py") if not p.stem.startswith("_"))
 
 
-def solutions_folder() -> Path:
-    """``labs/solutions``: of the labs around the working directory, or of this package's clone.
-
-    The environment variable LABUTILS_LABS names the folder of the labs where neither is right.
-    """
-    if told := os.environ.get("LABUTILS_LABS"):
-        places = [Path(told)]
-    else:
-        here = Path.cwd()
-        around = [place for folder in (here, *here.parents) for place in (folder, folder / "labs")]
-        places = [*around, Path(__file__).resolve().parents[1] / "labs"]
-    for place in places:
-        # A folder of solutions counts only with notebooks beside it, or where it was named.
-        if (place / "solutions").is_dir() and (told or any(place.glob("[0-9][0-9]_*.ipynb"))):
-            return place / "solutions"
-    raise ValueError(
-        f"labs/solutions is not to be found from {Path.cwd()}: start the notebook in its folder, "
-        "or set the environment variable LABUTILS_LABS to the folder of the labs."
-    )
-
-
-def progress_folder() -> Path:
-    """Where progress is kept: a folder of this user's, or that named by LABUTILS_DATA."""
-    if told := os.environ.get("LABUTILS_DATA"):
-        return Path(told) / "progress"
-    home = Path.home()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = home / "Library" / "Application Support"
-    else:
-        base = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
-    return base / "labutils" / "progress"
-
-
 def _grade(name: str, reference: Reference) -> Grade:
     found = grade(_answers[name], reference)
     if found.status != UNSOLVED:
@@ -274,7 +239,11 @@ def _arguments(failure: Failure, reference: Reference) -> str:
 
 
 def _show(value: Any) -> str:
-    return _cut(_ADDRESS.sub("at 0x...", repr(value)))
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"a {type(value).__name__} that cannot be shown: {type(error).__name__}"
+    return _cut(_ADDRESS.sub("at 0x...", text))
 
 
 def _cut(text: str) -> str:

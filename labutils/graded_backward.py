@@ -40,6 +40,8 @@ class AllReduces:
     def __init__(self) -> None:
         self.asynchronous: list[bool] = []
         """One entry per call."""
+        self.waited = 0
+        """How many of them were waited for so far."""
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
@@ -48,13 +50,28 @@ class AllReduces:
 
         def counting(tensor: Any, *args: Any, **more: Any) -> Any:
             self.asynchronous.append(bool(more.get("async_op") or args[2:3] == (True,)))
-            return original(tensor, *args, **more)
+            work = original(tensor, *args, **more)
+            return None if work is None else _Told(work, self)
 
         dist.all_reduce = counting
         try:
             yield
         finally:
             dist.all_reduce = original
+
+
+class _Told:
+    """A ``Work`` that counts when it is waited for."""
+
+    def __init__(self, work: Any, calls: AllReduces) -> None:
+        self._work, self._calls = work, calls
+
+    def wait(self, *args: Any, **more: Any) -> Any:
+        self._calls.waited += 1
+        return self._work.wait(*args, **more)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
 
 
 def network(layers: int, width: int = 4) -> nn.Sequential:
@@ -74,28 +91,37 @@ def backward(prepare: Prepare | None, finish: Prepare | None, layers: int) -> Se
     Returns:
         "gradients": one flat tensor per pass; and where the passes were prepared, so that overlap
         counts, "all-reduces": how many were begun in each pass; "begun before the last gradient":
-        how many of them; "asynchronous": whether all were.
+        how many of them; "asynchronous": whether all were; "waited for at once": whether those
+        that had begun before the last gradient had also been waited for.
     """
     module, calls = network(layers), AllReduces()
     before_last: list[int] = []
+    waited: list[int] = []
     last = next(module.parameters())  # a backward pass comes to the first parameters last
-    last.register_hook(lambda _: before_last.append(len(calls.asynchronous)))
+
+    def look(_: Any) -> None:
+        before_last.append(len(calls.asynchronous))
+        waited.append(calls.waited)
+
+    last.register_hook(look)
     gradients, counts = [], []
     with calls.counted():
         if prepare is not None:
             prepare(module)
         for step in range(2):
-            begun = len(calls.asynchronous)
+            begun, ended = len(calls.asynchronous), calls.waited
             _one_pass(module, step)
             if finish is not None:
                 finish(module)
             gradients.append(_gradients(module))
             counts.append(len(calls.asynchronous) - begun)
             before_last[-1] -= begun
+            waited[-1] -= ended
     if prepare is None:  # any way to the right gradients will do
         return Seen({"gradients": gradients})
     overlap: dict[str, Any] = {"begun before the last gradient": before_last}
-    overlap |= {"asynchronous": all(calls.asynchronous)}
+    at_once = any(0 < begun <= ended for begun, ended in zip(before_last, waited))
+    overlap |= {"asynchronous": all(calls.asynchronous), "waited for at once": at_once}
     return Seen({"gradients": gradients, "all-reduces": counts} | overlap)
 
 
@@ -148,6 +174,11 @@ def _overlap_fault(mine: Seen, right: Seen) -> str | None:
                 return said.replace("1 all-reduces", "1 all-reduce") if found == 1 else said
     if mine.get("asynchronous") != right.get("asynchronous"):
         return "an all-reduce is not asynchronous (async_op=True): the backward waits for it"
+    if mine.get("waited for at once") and not right.get("waited for at once"):
+        return (
+            "each all-reduce is waited for before the backward pass goes on, so that nothing "
+            "overlaps: keep the handles, and wait after the last gradient"
+        )
     return None
 
 

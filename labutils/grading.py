@@ -6,7 +6,6 @@ can be compared, and a learner who fixes a case does not meet another one instea
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import inspect
@@ -14,17 +13,16 @@ import io
 import linecache
 import math
 import random
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from numbers import Number
-from types import FunctionType
+from numbers import Real
 from typing import Any
 
 import torch
 
 from labutils.alarm import TooSlow, limit
+from labutils.blanks import functions, has_blanks
 
 SOLVED, UNSOLVED, WRONG = "solved", "unsolved", "wrong"
 LIMIT_S = 30.0
@@ -89,8 +87,10 @@ class _Unsolved(Exception):
 
 def grade(answer: Callable[..., Any], reference: Reference, seed: int = 0) -> Grade:
     """Hold an answer against the reference on every case."""
-    if has_blanks(answer):
-        return Grade(UNSOLVED, reason="there is still a ... to fill in")
+    blank = Grade(UNSOLVED, reason="there is still a ... to fill in")
+    blanks = has_blanks(answer)
+    if blanks and has_blanks(answer, beside_others=False):
+        return blank  # else the rest may be all that is needed, and a line of the stub was left
     failures = []
     # Each run has inputs of its own: an answer that changes them in place spoils nothing.
     mine, theirs, shown = (_inputs(reference, seed) for _ in range(3))
@@ -103,6 +103,8 @@ def grade(answer: Callable[..., Any], reference: Reference, seed: int = 0) -> Gr
                 break  # the other cases would take as long
     except _Unsolved as stub:
         return Grade(UNSOLVED, reason=str(stub))
+    if failures and blanks:
+        return blank
     return Grade(WRONG if failures else SOLVED, len(mine), failures)
 
 
@@ -139,11 +141,6 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     return [plain(part) for part in value] if _is_sequence(value) else value
-
-
-def has_blanks(answer: Callable[..., Any]) -> bool:
-    """Does the code still hold a ``...`` to fill in?  (Those of an index or a type are none.)"""
-    return any(map(_blanks, _functions(answer)))
 
 
 def size(value: Any) -> int:
@@ -205,7 +202,9 @@ def _examine(
     try:
         with contextlib.redirect_stdout(printed), limit(LIMIT_S):
             yours = _seeded(number, _returning(answer, reference), reference, case)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever an answer does, the notebook goes on
         lines = _own_lines(error, answer)
         if isinstance(error, NotImplementedError) and lines and lines[-1][0]:
             raise _Unsolved("it raises NotImplementedError") from None
@@ -220,31 +219,9 @@ def _examine(
     return Failure(shown, expected, yours, reason, printed=printed.getvalue())
 
 
-def _functions(answer: Callable[..., Any]) -> list[FunctionType]:
-    """The function itself, or the methods of a class."""
-    parts = [answer, *getattr(answer, "__dict__", {}).values()]
-    return [part for part in parts if isinstance(part, FunctionType)]
-
-
-def _blanks(function: FunctionType) -> bool:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):  # no source: typed at a prompt, or exec'd
-        return False
-    return _holds_blank(tree)
-
-
-def _holds_blank(node: ast.AST) -> bool:
-    if isinstance(node, ast.Subscript):
-        return _holds_blank(node.value)
-    if isinstance(node, ast.Constant):
-        return node.value is ...
-    return any(map(_holds_blank, ast.iter_child_nodes(node)))
-
-
 def _own_lines(error: BaseException, answer: Callable[..., Any]) -> list[tuple[bool, int, str]]:
     """The frames of a traceback as (is it the learner's code?, line number, text)."""
-    files = {function.__code__.co_filename for function in _functions(answer)}
+    files = {function.__code__.co_filename for function in functions(answer)}
     lines, step = [], error.__traceback__
     while step is not None:
         file = step.tb_frame.f_code.co_filename
@@ -255,7 +232,10 @@ def _own_lines(error: BaseException, answer: Callable[..., Any]) -> list[tuple[b
 
 
 def _describe(error: BaseException, lines: Sequence[tuple[bool, int, str]]) -> str:
-    what = f"{type(error).__name__}: {error}"
+    try:
+        what = f"{type(error).__name__}: {error}"
+    except Exception:
+        what = f"{type(error).__name__}, which cannot be shown"
     own = [(number, text) for is_own, number, text in lines if is_own]
     if not own:
         return what
@@ -288,7 +268,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, Number) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _kind(value: Any) -> str:

@@ -56,7 +56,7 @@ def ex(name: str) -> str:
 
 
 def rows(folder: Path) -> dict[str, dict[str, str]]:
-    with open(folder / "class.csv", newline="", encoding="utf-8") as file:
+    with open(folder / "class.csv", newline="", encoding="utf-8-sig") as file:
         return {row["student"]: row for row in csv.DictReader(file)}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import nbformat
 import pytest
 import torch
 
-from labutils import exercises, grading
+from labutils import exercises, folders, grading
 from labutils.grading import SOLVED, UNSOLVED, WRONG, Reference, difference, grade
 from tests import notebook_maker
 
@@ -151,6 +153,71 @@ def test_a_loop_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "has not come back within 0.2 s: does a loop never end?" in repr(
         exercises.check("shards")
     )
+
+
+def test_a_loop_that_catches_everything_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grading, "LIMIT_S", 0.2)
+
+    def endless(batch: torch.Tensor, ranks: int) -> list[torch.Tensor]:
+        while True:
+            with contextlib.suppress(Exception):
+                time.sleep(0.01)
+
+    answer("shards", endless)
+    assert "has not come back" in repr(exercises.check("shards"))
+
+
+class Unshowable(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+    __str__ = __repr__
+
+
+@pytest.mark.parametrize("raised", [Unshowable(), GeneratorExit(), None])
+def test_what_cannot_be_shown_is_no_accident(raised: BaseException | None) -> None:
+    def strange(batch: torch.Tensor, ranks: int) -> Any:
+        if raised is not None:
+            raise raised
+        return [Unshowable(), 1j]
+
+    answer("shards", strange)
+    shown = repr(exercises.check("shards"))
+    assert "wrong in 3 of 3" in shown
+    assert "cannot be shown" in shown or "GeneratorExit" in shown
+
+
+def test_a_complex_number_is_another_number() -> None:
+    assert difference(1j, 1.0) == "a complex instead of a float"
+
+
+def test_a_line_of_the_stub_may_stay_in_an_answer() -> None:
+    def whole(batch: torch.Tensor, ranks: int) -> list[torch.Tensor]:
+        ...  # noqa: PIE790 - your code here
+        return list(batch.tensor_split(ranks))
+
+    def begun(batch: torch.Tensor, ranks: int) -> list[torch.Tensor]:
+        size = len(batch) // ranks
+        ...  # noqa: PIE790 - your code here
+        return list(batch[:size])
+
+    answer("shards", whole)
+    assert exercises.check("shards").grade.status == SOLVED
+    answer("shards", begun)
+    assert exercises.check("shards").grade.status == UNSOLVED
+
+
+def test_a_script_of_the_labs_is_found_from_elsewhere(
+    labs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (labs / "scripts").mkdir()
+    (labs / "scripts" / "train.py").touch()
+    assert folders.find_script("scripts/train.py") == str(labs / "scripts" / "train.py")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"there is no script 'scripts/train.py' in "):
+        folders.find_script("scripts/train.py")
+    monkeypatch.setenv("LABUTILS_LABS", str(labs))
+    assert folders.find_script("scripts/train.py") == str(labs / "scripts" / "train.py")
 
 
 def test_leaving_python_is_an_error_of_the_answer() -> None:
@@ -296,13 +363,13 @@ def test_solutions_are_found_from_anywhere_in_the_clone(
 ) -> None:
     for place in (labs, labs.parent, labs / "solutions"):
         monkeypatch.chdir(place)
-        assert exercises.solutions_folder() == labs / "solutions"
+        assert folders.solutions_folder() == labs / "solutions"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LABUTILS_LABS", str(labs))
-    assert exercises.solutions_folder() == labs / "solutions"
+    assert folders.solutions_folder() == labs / "solutions"
     monkeypatch.setenv("LABUTILS_LABS", str(tmp_path))
     with pytest.raises(ValueError, match="LABUTILS_LABS"):
-        exercises.solutions_folder()
+        folders.solutions_folder()
 
 
 def test_the_reference_travels_to_a_process_that_has_no_labs(labs: Path) -> None:

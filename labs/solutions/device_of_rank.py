@@ -25,8 +25,8 @@ def run(
             "WORLD_SIZE": nodes * gpus, "LOCAL_WORLD_SIZE": gpus,
         }  # fmt: skip
         device = answer({name: str(number) for name, number in numbers.items()})
-        if not isinstance(device, torch.device | str):
-            raise TypeError(f"a device is wanted, not {device!r}")
+        if not isinstance(device, torch.device | str) or torch.device(device).type == "cpu":
+            raise TypeError(f"a GPU is wanted, not {device!r}")
         devices.append(torch.device(device).index)
     return devices
 

@@ -28,21 +28,25 @@ def save_checkpoint(ddp: DistributedDataParallel, path: str) -> None:
 
 def job(answer: Callable[..., None], path: str, features: int) -> dict[str, Any]:
     """In a rank: how often it saves, and what it reads as soon as it may."""
-    saved, save = [], torch.save
+    saved, removed, save, remove = [], [], torch.save, os.remove
 
     def slow(*args: Any, **kwargs: Any) -> None:
         saved.append(1)
         time.sleep(0.05)  # a large model, a busy file system
         save(*args, **kwargs)
 
+    def watched(file: Any, *args: Any, **kwargs: Any) -> None:
+        removed.extend([1] * (os.fspath(file) == path))
+        remove(file, *args, **kwargs)
+
     torch.manual_seed(features)
     ddp = DistributedDataParallel(nn.Linear(features, 1))
-    torch.save = slow
+    torch.save, os.remove, os.unlink = slow, watched, watched
     try:
         answer(ddp, path)
     finally:
-        torch.save = save
-    return {"saves": len(saved), "file": Path(path).read_bytes()}
+        torch.save, os.remove, os.unlink = save, remove, remove
+    return {"saves": len(saved), "removed": len(removed), "file": Path(path).read_bytes()}
 
 
 def run(answer: Callable[..., None], ranks: int, features: int) -> dict[str, Any]:
@@ -60,6 +64,7 @@ def run(answer: Callable[..., None], ranks: int, features: int) -> dict[str, Any
     return {
         "torch.save on all ranks together": sum(rank["saves"] for rank in done.results),
         "who reads the file before keeps it whole": undisturbed,
+        "there is a checkpoint at any moment": not any(rank["removed"] for rank in done.results),
         "each rank reads": [contents(rank["file"], before) for rank in done.results],
         "files": files,
     }

@@ -23,6 +23,7 @@ def cases(rng: random.Random) -> Iterator[tuple[list[tuple[float, float]], float
     yield [(2.0, 3.0), (0.0, 1.0)], 0.0, 4.0
     yield [(0.0, 2.0), (1.0, 3.0)], 0.0, 4.0
     yield [(0.0, 4.0), (1.0, 2.0)], 0.0, 8.0
+    yield [(0.0, 4.0), (1.0, 2.0), (3.0, 4.0)], 0.0, 8.0
     yield [(-1.0, 1.0), (3.0, 9.0)], 0.0, 4.0
     lefts = [float(rng.randint(0, 20)) for _ in range(5)]
     yield [(left, left + rng.randint(1, 5)) for left in lefts], 2.0, 18.0

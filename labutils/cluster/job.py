@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from labutils.folders import find_script
+
 DEFAULT_PREFLIGHT_S = 120
 
 
@@ -69,9 +71,7 @@ def from_arguments(arguments: argparse.Namespace) -> Job:
             "a GPU for each rank.")  # fmt: skip
     _demand(arguments.max_restarts >= 0, "--max-restarts must not be negative.")
     _demand(arguments.preflight_timeout >= 0, "--preflight-timeout must not be negative.")
-    script = arguments.script
-    _demand(Path(script).is_file(), f"there is no script {script}; options of this command come "
-            "before the script, the script's own after it.")  # fmt: skip
+    script = _script(arguments.script)
     for line in (*arguments.setup, arguments.container):
         _demand("\n" not in line, f"{line!r} has more than one line.")
     name = arguments.interface
@@ -90,6 +90,17 @@ def from_arguments(arguments: argparse.Namespace) -> Job:
         max_restarts=arguments.max_restarts,
         preflight_s=arguments.preflight_timeout,
     )
+
+
+def _script(name: str) -> str:
+    """As it was typed, where it is there."""
+    try:
+        return name if Path(name).is_file() else find_script(name)
+    except FileNotFoundError:
+        raise ValueError(
+            f"there is no script {name}; options of this command come before the script, the "
+            "script's own after it."
+        ) from None
 
 
 def _demand(holds: bool, sentence: str) -> None:

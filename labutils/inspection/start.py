@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from labutils.folders import find_script
 from labutils.launch import output, wire
 from labutils.launch.pool import Ranks
 from labutils.launch.run import RankFailure, Run, check_timeout
@@ -36,8 +37,9 @@ def run_script(
         ValueError: the numbers make no sense, or the machine has no room for the ranks.
         FileNotFoundError: there is no such script.
     """
-    details = {"script": _path(script), "arguments": [str(value) for value in arguments]}
-    run = _prepare(("script", details), None, _path(script), ranks, nodes, timeout, quick, False)
+    path = find_script(script)
+    details = {"script": path, "arguments": [str(value) for value in arguments]}
+    run = _prepare(("script", details), None, path, ranks, nodes, timeout, quick, False)
     with contextlib.suppress(RankFailure):
         run.supervise()
     return run
@@ -62,7 +64,7 @@ def observe_script(
     """
     from labutils.inspection.runner import run_observed
 
-    path = _path(script)
+    path = find_script(script)
     call = (path, [str(value) for value in arguments], directory, virtual)
     packed = wire.pack_call(run_observed, call, {})
     run = _prepare(("call", {}), packed, path, ranks, nodes, timeout, quick, True)
@@ -73,13 +75,6 @@ def observe_script(
         if run.running:
             run.stop()
     return run, not ended
-
-
-def _path(script: str | os.PathLike[str]) -> str:
-    path = os.path.abspath(os.fspath(script))
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"there is no script {os.fspath(script)!r} in {os.getcwd()}.")
-    return path
 
 
 def _prepare(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from labutils.folders import find_script
 from labutils.launch import output, wire
 from labutils.launch.group import device
 from labutils.launch.pool import Ranks, StartError
@@ -108,9 +109,7 @@ def torchrun(
     _not_inside_a_rank("lab.torchrun")
     check_timeout(timeout)
     world = World(ranks, nodes)
-    path = os.path.abspath(os.fspath(script))
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"there is no script {script!r} in {os.getcwd()}.")
+    path = find_script(script)
     details = {"script": path, "arguments": [str(argument) for argument in arguments]}
     name = os.path.basename(path)
     return _run(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
+from labutils.folders import find_script
 from labutils.launch import output, story
 from labutils.launch.forked import rendezvous
 from labutils.launch.network import Network
@@ -65,8 +66,7 @@ def rehearse(
             f"nodes={nodes!r} waits for all nodes before it starts, so none can join later: "
             f"write nodes='1:{most}'."
         )
-    if not os.path.isfile(script):
-        raise FileNotFoundError(f"there is no script {script!r} in {os.getcwd()}.")
+    script = script if os.path.isfile(script) else find_script(script)  # shown as it was typed
     if not forking_is_safe():
         raise RuntimeError("lab.rehearse needs Linux, where ranks can be forked.")
     from labutils.launch import network_shape

@@ -303,6 +303,18 @@ def forward_sample_by_sample(parallel: nn.DataParallel, batch: Any) -> torch.Ten
     return torch.cat([parallel(image, weight) for image, weight in pairs])
 
 
+def device_cpu(environment: Any) -> torch.device:
+    return torch.device("cpu", int(environment["LOCAL_RANK"]))
+
+
+def save_after_removing(ddp: Any, path: str) -> None:
+    if dist.get_rank() == 0:
+        torch.save(ddp.module.state_dict(), f"{path}.new")
+        os.remove(path)
+        os.rename(f"{path}.new", path)
+    dist.barrier()
+
+
 WRONG: dict[str, list[Callable[..., Any]]] = {
     "log_mean_loss": [
         log_only_on_rank_0,
@@ -313,7 +325,7 @@ WRONG: dict[str, list[Callable[..., Any]]] = {
     "mean_metrics": [metrics_in_own_order, metrics_by_value, metrics_summed],
     "common_steps": [steps_of_my_own, steps_of_the_longest, steps_on_average],
     "indices_by_epoch": [epochs_never_set, epochs_set_afterwards, epochs_set_once],
-    "device_of_rank": [device_of_global_rank, device_of_node, device_zero_for_all],
+    "device_of_rank": [device_of_global_rank, device_of_node, device_zero_for_all, device_cpu],
     "loss_for_ddp": [loss_mean_of_own_tokens, loss_without_world_size, loss_summed],
     "accumulate": [
         accumulate_with_no_sync_around_backward,
@@ -337,6 +349,7 @@ WRONG: dict[str, list[Callable[..., Any]]] = {
         save_and_copy,
         save_names_only,
         save_and_wait_on_rank_0,
+        save_after_removing,
     ],
     "seconds_of": [
         seconds_of_the_launch,

@@ -51,6 +51,15 @@ def reduced_one_after_the_other(module: nn.Module) -> None:
         parameter.register_post_accumulate_grad_hook(ready)
 
 
+def reduced_and_waited_for_at_once(module: nn.Module) -> None:
+    def ready(parameter: Any) -> None:
+        parameter.grad /= dist.get_world_size()
+        dist.all_reduce(parameter.grad, async_op=True).wait()
+
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(ready)
+
+
 def reduced_all_at_the_end(module: nn.Module) -> None:
     arrived: list[Any] = []
     total = len(list(module.parameters()))
@@ -321,6 +330,7 @@ WRONG: dict[str, list[Callable[..., Any]]] = {
     ],
     "reduce_when_ready": [
         reduced_one_after_the_other,
+        reduced_and_waited_for_at_once,
         reduced_all_at_the_end,
         handles_never_emptied,
         reduced_but_summed,

@@ -57,6 +57,15 @@ def utilisation_that_counts_overlaps_twice(bars: Bars, start: float, end: float)
     return min(1.0, sum(max(0.0, b - a) for a, b in inside) / (end - start))
 
 
+def utilisation_that_forgets_a_longer_bar(bars: Bars, start: float, end: float) -> float:
+    busy, covered_until = 0.0, start
+    for left, right in sorted(bars):
+        left, right = max(left, covered_until), min(right, end)
+        busy += max(0.0, right - left)
+        covered_until = right
+    return busy / (end - start)
+
+
 WRONG: dict[str, list[Callable[..., Any]]] = {
     "throughput": [
         throughput_of_one_gpu,
@@ -69,5 +78,6 @@ WRONG: dict[str, list[Callable[..., Any]]] = {
         utilisation_by_sum,
         utilisation_by_extent,
         utilisation_that_counts_overlaps_twice,
+        utilisation_that_forgets_a_longer_bar,
     ],
 }
