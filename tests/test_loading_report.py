@@ -227,7 +227,7 @@ def test_a_data_set_that_cannot_be_copied_is_read_in_workers() -> None:
     [
         ([1, 2], {}, TypeError, "needs a torch.utils.data.DataLoader, but got list"),
         (DataLoader([1]), {"ranks": 0}, ValueError, "at least one rank"),
-        (DataLoader([1]), {"seconds": 0}, ValueError, "cannot measure in 0 seconds"),
+        (DataLoader([1]), {"seconds": 0}, ValueError, "cannot measure in 0 seconds: give it more"),
         (DataLoader([]), {}, ValueError, "yields no batch"),
     ],
 )

@@ -94,12 +94,15 @@ def loader_report(
             "loader_report needs a torch.utils.data.DataLoader, but got "
             f"{type(loader).__name__}: wrap the data set in one."
         )
-    if ranks < 1:
-        raise ValueError(f"loader_report needs at least one rank, not {ranks}.")
-    if seconds <= 0:
+    if not isinstance(ranks, int) or ranks < 1:
+        raise ValueError(f"loader_report needs at least one rank, not {ranks!r}.")
+    if not (isinstance(seconds, int | float) and 0 < seconds < 3600):
         raise ValueError(
-            f"loader_report cannot measure in {seconds:g} seconds: give it more than 0."
+            f"loader_report cannot measure in {seconds!r} seconds: give it more than 0, and less "
+            "than an hour."
         )
+    if not callable(step):
+        raise TypeError(f"step must be a function that takes a batch, not {step!r}.")
     with measure.undisturbed():
         return LoaderReport(_Examination(loader, step, seconds / _ROUNDS, ranks).findings)
 
@@ -156,10 +159,8 @@ class _Examination:
 
     def _weigh(self, batch: Any) -> None:
         found = self.findings
-        if found.batches:
-            found.samples = max(
-                found.samples, measure.samples(batch)
-            )  # the last may be a short one
+        if found.batches:  # those of this batch, which may be a short one, only if nobody says
+            found.samples = self.loader.batch_size or max(found.samples, measure.samples(batch))
         found.nbytes = max(found.nbytes, measure.nbytes(batch))
         shared = hardware.shared_memory()
         if shared is not None and found.nbytes and self.most:
