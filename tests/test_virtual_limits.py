@@ -94,3 +94,22 @@ def test_linear_algebra_into_given_tensors(name: str, fits: bool) -> None:
     for have, want in zip(out, expected, strict=True):
         assert have.device == torch.device(DEV)
         assert torch.allclose(have.cpu(), want)
+
+
+def test_a_transformer_that_would_use_nested_tensors_takes_the_other_way(vgpu: Any) -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    x, padded = torch.randn(2, 3, 16), torch.tensor([[False, False, True], [False] * 3])
+    with torch.no_grad():
+        expected = encoder(x, src_key_padding_mask=padded)
+        device = torch.device("vgpu", 0)
+        found = encoder.to(device)(x.to(device), src_key_padding_mask=padded.to(device))
+    torch.testing.assert_close(found.cpu()[~padded], expected[~padded])
+
+
+def test_a_module_moves_under_inference_mode(vgpu: Any) -> None:
+    device = torch.device("vgpu", 0)
+    with torch.inference_mode():
+        layer, x = nn.Linear(3, 2), torch.randn(4, 3)
+        expected = layer(x)
+        torch.testing.assert_close(layer.to(device)(x.to(device)).cpu(), expected)

@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from labutils.virtual import factories
+from labutils.virtual.operators import HANDLERS
 from labutils.virtual.state import state
 from labutils.virtual.tensor import VirtualTensor, nested
 
@@ -23,6 +24,11 @@ def install() -> None:
     for name in _NESTED.split():
         setattr(torch.nested, name, _dense_only(getattr(torch.nested, name)))
     torch.compile = _uncompiled(torch.compile)
+    # Can one tensor take the other's data?  Module.to asks, under inference_mode here, about a
+    # parameter on the CPU and its copy; where the answer is no, it makes a new parameter.
+    HANDLERS[torch.ops.aten._has_compatible_shallow_copy_type] = lambda func, args, kwargs: all(
+        isinstance(tensor, VirtualTensor) for tensor in args
+    )
 
 
 def _dense_only(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,6 +61,11 @@ def _uncompiled(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_eagerly(eager: bool) -> None:
-    """Have all that was compiled, by anyone, run as it was written; or compiled again."""
+    """Have all that was compiled, by anyone, run as it was written; or compiled again.
+
+    So with the fast path of transformers in evaluation, which packs padded batches into nested
+    tensors.
+    """
+    torch.backends.mha.set_fastpath_enabled(not eager)
     if "torch._dynamo" in sys.modules:
         torch.compiler.set_stance("force_eager" if eager else "default")
