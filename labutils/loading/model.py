@@ -5,7 +5,7 @@ seconds in the training step.  W workers make W batches at a time, but no more t
 and every batch costs ``overhead_s`` to be handed over::
 
     t(W) = max(load_s / W + overhead_s, (load_cpu_s + step_cpu_s) / cores, step_s)
-    t(0) = load_s + step_s        # in turns, in a loop that waits for each step; nothing is handed over
+    t(0) = load_s + step_s                    # in turns, in a loop that waits for each step
 """
 
 from __future__ import annotations
