@@ -17,7 +17,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from labutils import layout
@@ -255,7 +254,7 @@ def _peak(axes: Axes, text: str, where: float, y: float, row: Band) -> None:
         textcoords="offset points", fontsize=7, color=TEXT, zorder=4,
         va="bottom" if room else "top",
         ha="left" if where < 0.08 else "right" if where > 0.92 else "center",
-        path_effects=[withStroke(linewidth=2, foreground="white", alpha=0.8)],
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
     )  # fmt: skip
 
 
