@@ -15,16 +15,20 @@ from labutils.grading import SOLVED
 
 if TYPE_CHECKING:
     from labutils.batch import Result
+    from labutils.hardware import Machine
 
 PACKAGES = ("labutils", "torch", "numpy", "jupyterlab", "ipykernel", "papermill")
 """Whose versions the summary names."""
+_MARKS = {"passed": "✔", "not run": "–"}
 
 
-def write_summary(out: Path, results: Sequence[Result], parameters: Mapping[str, Any]) -> None:
-    """Write ``summary.json`` and ``summary.html`` into ``out``, each at one stroke."""
-    from labutils.hardware import describe
+def write_summary(
+    out: Path, results: Sequence[Result], parameters: Mapping[str, Any], machine: Machine
+) -> None:
+    """Write ``summary.json`` and ``summary.html`` into ``out``, each at one stroke.
 
-    machine = describe()
+    ``results`` has every lab asked for, also those not run: "passed" means that all of them did.
+    """
     versions = {name: _version(name) for name in PACKAGES}
     summary = {
         "passed": all(result.status == "passed" for result in results),
@@ -56,14 +60,30 @@ def read_results(out: Path) -> list[dict[str, Any]]:
         return []
 
 
+def read_outcome(executed: Path) -> dict[str, Any]:
+    """What an executed notebook shows (exercises and figures), as far as it can be read."""
+    if not executed.exists():
+        return {}
+    import nbformat
+
+    from labutils import outcome
+
+    try:
+        found = outcome.read(nbformat.read(executed, as_version=4))
+    except Exception:  # written in part, by a lab that was stopped
+        return {}
+    return {"exercises": found.exercises, "figures": found.figures}
+
+
 def _row(result: Result) -> tuple[str, ...]:
     name = html.escape(result.lab)
     if result.notebook:
         name = f'<a href="{html.escape(result.notebook)}">{name}</a>'
-    mark = "✔ passed" if result.status == "passed" else f"✘ {result.status}"
+    mark = f"{_MARKS.get(result.status, '✘')} {result.status}"
+    seconds = "" if result.status == "not run" else f"{result.seconds:.0f}"
     solved = sum(state == SOLVED for state in result.exercises.values())
     checks = f"{solved} of {len(result.exercises)}" if result.exercises else "none checked"
-    return name, mark, f"{result.seconds:.0f}", checks, html.escape(result.message)
+    return name, mark, seconds, checks, html.escape(result.message)
 
 
 def _figures(results: Sequence[Result]) -> str:

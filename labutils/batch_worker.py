@@ -34,7 +34,7 @@ def main() -> None:
     notebooks.write_whole(file, json.dumps(answer))
 
 
-def _execute(path: Path, target: Path, parameters: Mapping[str, Any], timeout_s: float) -> None:
+def _execute(path: Path, target: Path, parameters: Mapping[str, Any], timeout_s: int) -> None:
     import nbformat
     import papermill
 
@@ -79,10 +79,10 @@ def _demand_complete(notebook: Any) -> None:
         raise ValueError(f"cell {number}: {message}")
 
 
-def _explain(error: Exception, timeout_s: float) -> tuple[str, str]:
+def _explain(error: Exception, timeout_s: int) -> tuple[str, str]:
     """Status and one line for what stopped a lab."""
     if type(error).__name__ == "CellTimeoutError":
-        return TIMEOUT, f"a cell took longer than {timeout_s:g} s"
+        return TIMEOUT, f"a cell took longer than {timeout_s} s"
     if type(error).__name__ == "PapermillExecutionError":
         count, name, value = (getattr(error, key) for key in ("exec_count", "ename", "evalue"))
         return FAILED, f"in [{count}]: {name}: {_first_line(value)}"

@@ -35,13 +35,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         code = import_module(COMMANDS[arguments.command][0]).main(arguments)
-    except ValueError as error:
-        print(f"labutils {arguments.command}: {error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"labutils {arguments.command}: {_sentence(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"labutils {arguments.command}: interrupted", file=sys.stderr)
         return 130
     return int(code)
+
+
+def _sentence(error: ValueError | OSError) -> str:
+    """An error in words; what the system says of a file names the file, and no number."""
+    if isinstance(error, OSError) and error.strerror:
+        named = error.filename is not None
+        return f"cannot use {error.filename}: {error.strerror}." if named else error.strerror
+    return str(error)
 
 
 def _parser(chosen: str) -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -27,6 +28,19 @@ lab.launch(wait, ranks=2, args=(FOLDER,), timeout=None)
 """
 
 
+HANGS_ONCE = """
+import pathlib, time
+flag = pathlib.Path(FLAG)
+if not flag.exists():
+    flag.touch()
+    time.sleep(600)
+"""
+ROOT = Path(__file__).parent.parent
+needs_signals = pytest.mark.skipif(
+    sys.platform == "win32", reason="Windows has no signals like these"
+)
+
+
 def summary(out: Path) -> dict:
     return json.loads((out / "summary.json").read_text())
 
@@ -44,6 +58,7 @@ def test_one_failing_lab_does_not_stop_the_others(
     notebook_maker.write(labs / "01_bad.ipynb", "1 / 0", "print('never')")
     notebook_maker.write(labs / "02_leaves.ipynb", "raise SystemExit(0)", "print(1)")
     notebook_maker.write(labs / "02_dies.ipynb", "import os; os._exit(0)", "print(1)")
+    (labs / "02_text.ipynb").write_text("no notebook")
     notebook_maker.write(labs / "03_plain.ipynb", "print(1)", parameters=None)
     notebook_maker.write(labs / "04_other.ipynb", "print(1)", parameters="epochs = 1")
     notebook_maker.write(labs / "05_last.ipynb", "print('here')")
@@ -56,22 +71,24 @@ def test_one_failing_lab_does_not_stop_the_others(
         "01_bad": "failed",
         "02_leaves": "failed",
         "02_dies": "failed",
+        "02_text": "failed",
         "03_plain": "failed",
         "04_other": "failed",
         "05_last": "passed",
     }
     assert "ZeroDivisionError" in results["01_bad"]["message"]
     assert "left the notebook" in results["02_leaves"]["message"]
+    assert "not appear to be JSON" in results["02_text"]["message"]
     assert "no cell is tagged 'parameters'" in results["03_plain"]["message"]
     assert "no parameter 'gpus'; there are: epochs" in results["04_other"]["message"]
     assert not summary(out)["passed"]
     executed = nbformat.read(out / "00_good.ipynb", as_version=4)
     assert any("800" in str(cell.get("outputs")) for cell in executed.cells)
     page = (out / "summary.html").read_text()
-    assert "2 of 7 labs passed" in page
+    assert "2 of 8 labs passed" in page
     assert 'href="00_good.ipynb"' in page
     assert "ZeroDivisionError" in page
-    assert "2 of 7 labs passed" in capsys.readouterr().out
+    assert "2 of 8 labs passed" in capsys.readouterr().out
 
 
 def test_passing_labs_exit_with_zero(tmp_path: Path) -> None:
@@ -102,8 +119,11 @@ def test_a_cell_that_hangs_is_a_timeout(tmp_path: Path) -> None:
         (["--gpus", "0"], "--gpus must be from 1 to 64, not 0."),
         (["--gpus", "65"], "--gpus must be from 1 to 64, not 65."),
         (["--timeout", "0"], "--timeout must be more than 0 seconds"),
+        (["--timeout", "nan"], "--timeout must be more than 0 seconds and finite, not nan."),
+        (["--timeout", "inf"], "--timeout must be more than 0 seconds and finite, not inf."),
         (["--only", "07"], "There is no lab '07'"),
         (["--set", "epochs"], "--set takes NAME=VALUE, not 'epochs'."),
+        (["--set", "gpuz=3"], "no lab asked for has a parameter 'gpuz'; there are: gpus."),
     ],
 )
 def test_bad_input(
@@ -114,6 +134,18 @@ def test_bad_input(
     assert main(["run", str(tmp_path / "labs"), "--out", str(out), *words]) == 2
     assert sentence in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_timeouts_are_rounded_up_to_whole_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(batch, "run_labs", lambda *words: asked.append(words[3]) or [])
+    lab = notebook_maker.write(tmp_path / "01_a.ipynb")
+    for timeout in ("0.5", "2", "2.5"):
+        main(["run", str(lab), "--timeout", timeout])
+    assert asked == [1, 2, 3]
+    assert all(type(timeout) is int for timeout in asked), "Jupyter takes nothing else"
 
 
 def test_results_never_overwrite_the_labs(
@@ -188,7 +220,90 @@ def test_one_folder_takes_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "another run is writing to" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals like these")
+def until_it_hangs(run: subprocess.Popen[str], flag: Path) -> None:
+    """Wait until the lab of :data:`HANGS_ONCE` has come to its sleep."""
+    deadline = time.monotonic() + 120
+    while not flag.exists():
+        assert run.poll() is None, run.communicate()[0]
+        assert time.monotonic() < deadline, "the lab never came up"
+        time.sleep(0.05)
+
+
+@needs_signals
+def test_a_killed_run_does_not_say_that_it_passed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labs, out, flag = tmp_path / "labs", tmp_path / "out", tmp_path / "flag"
+    notebook_maker.write(labs / "00_a.ipynb", "print(1)")
+    notebook_maker.write(labs / "01_b.ipynb", HANGS_ONCE.replace("FLAG", repr(str(flag))))
+    run = start(labs, out)
+    until_it_hangs(run, flag)
+    run.kill()
+    run.communicate(timeout=30)
+    assert [result["status"] for result in summary(out)["results"]] == ["passed", "not run"]
+    assert summary(out)["passed"] is False
+    assert "1 of 2 labs passed" in (out / "summary.html").read_text()
+    assert list(out.glob(".task-*")), "a killed process cannot tidy up"
+
+    (out / ".summary.json.half").touch()
+    assert main(["run", str(labs), "--out", str(out), "--resume"]) == 0
+    assert capsys.readouterr().out.count("passed before") == 1
+    assert summary(out)["passed"] is True
+    assert {path.name for path in out.iterdir()} <= {
+        "summary.json", "summary.html", ".lock", ".progress", "00_a.ipynb", "01_b.ipynb",
+    }  # fmt: skip
+
+
+@needs_signals
+def test_impatient_interrupts_do_not_lose_the_summary(tmp_path: Path) -> None:
+    labs, out, flag = tmp_path / "labs", tmp_path / "out", tmp_path / "flag"
+    notebook_maker.write(labs / "00_a.ipynb", HANGS_ONCE.replace("FLAG", repr(str(flag))))
+    notebook_maker.write(labs / "01_b.ipynb", "print(1)")
+    run = start(labs, out)
+    until_it_hangs(run, flag)
+    while run.poll() is None:
+        run.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    shown = run.communicate(timeout=30)[0]
+    assert run.returncode == 130, shown
+    assert "Traceback" not in shown
+    stopped, never = summary(out)["results"]
+    assert (stopped["status"], never["status"]) == ("stopped", "not run")
+    assert stopped["seconds"] > 0, "it had run for as long as its kernel took to start"
+    page = (out / "summary.html").read_text()
+    assert "0 of 2 labs passed" in page
+    assert "– not run" in page
+    assert not list(out.glob(".task-*"))
+
+
+def test_signals_are_handled_as_before_once_a_run_is_over(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with batch._stoppable():
+        assert signal.getsignal(signal.SIGINT) is batch._interrupt
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_job_out_of_time_is_submitted_again_as_its_header_says(tmp_path: Path) -> None:
+    job = ROOT / "labs" / "scripts" / "run_labs.sbatch"
+    (line,) = [text for text in job.read_text().splitlines() if "--out results-OLD" in text]
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "activate").write_text(f"PATH={programs}:$PATH\n")
+    (programs / "labutils").write_text('#!/bin/sh\n[ "$1" = doctor ] || echo "$@"\n')
+    (programs / "labutils").chmod(0o755)
+    done = subprocess.run(
+        ["bash", job, *line.partition(job.name)[2].split()],
+        env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "78", "SLURM_SUBMIT_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    parser = argparse.ArgumentParser()
+    batch.add_arguments(parser)
+    understood = parser.parse_args(done.stdout.split()[1:])
+    assert (understood.out, understood.resume) == (Path("results-OLD_JOB_ID"), True)
+
+
+@needs_signals
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_run_leaves_no_rank(tmp_path: Path, number: signal.Signals) -> None:
     pids, out = tmp_path / "pids", tmp_path / "out"

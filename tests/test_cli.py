@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from labutils import cli
+from tests import notebook_maker
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -38,6 +40,15 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     monkeypatch.setattr("labutils.doctor.main", interrupt)
     assert cli.main(["doctor"]) == 130
     assert capsys.readouterr().err == "labutils doctor: interrupted\n"
+
+
+def test_what_the_system_refuses_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = notebook_maker.write(tmp_path / "01_a.ipynb")
+    out = lab / "results"  # below a file there can be no folder
+    assert cli.main(["run", str(lab), "--out", str(out)]) == 2
+    assert capsys.readouterr().err.startswith(f"labutils run: cannot use {out}: N")
 
 
 def test_module_and_exit_code() -> None:
