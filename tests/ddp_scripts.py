@@ -63,6 +63,7 @@ class Broken:
 
 
 _UNEVEN = "Subset(data, range(40) if rank == 0 else range(40, 64))"
+_LOADER = "loader = DataLoader(data, 8, sampler=sampler)\n"
 _FORWARD = "loss = nn.functional.cross_entropy(ddp(x), y)"
 
 BROKEN = [
@@ -104,6 +105,29 @@ BROKEN = [
     Broken(
         "no set_epoch", {"    sampler.set_epoch(epoch)\n": ""},
         {"no-set-epoch"}, "in loader:", "the same 32 indices in the same order",
+    ),
+    Broken(
+        "no set_epoch, a loader for each epoch",
+        {"    sampler.set_epoch(epoch)\n": "", _LOADER: "",
+         "    for x, y in loader:": f"    {_LOADER}    for x, y in loader:"},
+        {"no-set-epoch"}, "in loader:", "the same 32 indices in the same order",
+    ),
+    Broken(
+        "set_epoch always with the same number, a loader for each epoch",
+        {"set_epoch(epoch)": "set_epoch(0)", _LOADER: "",
+         "    for x, y in loader:": f"    {_LOADER}    for x, y in loader:"},
+        {"no-set-epoch"}, "in loader:", "the same 32 indices in the same order",
+    ),
+    Broken(
+        "no set_epoch, a sampler for each epoch",
+        {"sampler = DistributedSampler(data)\n": "", _LOADER: "",
+         "    sampler.set_epoch(epoch)\n": "    sampler = DistributedSampler(data)\n",
+         "    for x, y in loader:": f"    {_LOADER}    for x, y in loader:"},
+        {"no-set-epoch"}, "in loader:", "the same 32 indices in the same order",
+    ),
+    Broken(
+        "no zero_grad", {"        optimizer.zero_grad()\n": ""},
+        {"no-zero-grad"}, "optimizer.step()", "After 7 optimizer steps on rank 0",
     ),
     Broken(
         "learning rate 0", {"ddp.parameters(), 0.1": "ddp.parameters(), 0.0"},
@@ -504,6 +528,48 @@ GOOD_CHANGES = {
         "            dist.all_reduce(p.grad)\n"
         "            p.grad /= world\n",
     },
+    "a loader for each epoch": {
+        _LOADER: "", "    for x, y in loader:": f"    {_LOADER}    for x, y in loader:",
+    },
+    "loaders of a tensor and of a list": {
+        "for epoch in range(2):\n": "for epoch in range(2):\n"
+        "    for other in (data.tensors[0], list(range(64))):\n"
+        "        assert len(list(DataLoader(other, 8))) == 8\n",
+    },
+    "a sampler for each epoch": {
+        "sampler = DistributedSampler(data)\n": "", _LOADER: "",
+        "    sampler.set_epoch(epoch)\n":
+        f"    sampler = DistributedSampler(data)\n    sampler.set_epoch(epoch)\n    {_LOADER}",
+    },
+    "other data in each epoch": {
+        "    sampler.set_epoch(epoch)\n":
+        "    data = TensorDataset(torch.randn(64, 4), torch.randint(3, (64,)))\n"
+        f"    sampler = DistributedSampler(data)\n    {_LOADER}",
+    },
+    "gradients set to None": {
+        "optimizer.zero_grad()": "[setattr(p, 'grad', None) for p in ddp.parameters()]",
+    },
+    "gradients set to zero": {
+        "optimizer.zero_grad()":
+        "[p.grad.zero_() for p in ddp.parameters() if p.grad is not None]",
+    },
+    "gradients cleared in every third step": {
+        "        optimizer.zero_grad()\n": "        n = ddp.n = getattr(ddp, 'n', 0) + 1\n"
+        "        if n % 3 == 1:\n            optimizer.zero_grad()\n",
+    },
+    "gradients that fade": {
+        "optimizer.zero_grad()":
+        "[p.grad.mul_(0.5) for p in ddp.parameters() if p.grad is not None]",
+    },
+    "accumulation, gradients set to None": {
+        "        optimizer.zero_grad()\n": "",
+        f"        {_FORWARD}\n        loss.backward()\n        optimizer.step()\n":
+        "        n = ddp.n = getattr(ddp, 'n', 0) + 1\n"
+        "        with contextlib.nullcontext() if n % 2 == 0 else ddp.no_sync():\n"
+        "            nn.functional.cross_entropy(ddp(x), y).backward()\n"
+        "        if n % 2 == 0:\n            optimizer.step()\n"
+        "            for p in ddp.parameters():\n                p.grad = None\n",
+    },
     "accumulation": {
         "        optimizer.zero_grad()\n": "",
         "        loss = nn.functional.cross_entropy(ddp(x), y)\n        loss.backward()\n"
@@ -550,6 +616,17 @@ GOOD_CHANGES = {
         "optimizer = torch.optim.SGD(ddp.parameters(), 0.1)",
         "        optimizer.step()\n": "        optimizer.step()\n"
         "        other.zero_grad()\n"
+        "        critic(ddp(x).detach()).square().mean().backward()\n"
+        "        other.step()\n",
+    },
+    "two models, gradients set to None": {
+        "optimizer.zero_grad()": "[setattr(p, 'grad', None) for p in ddp.parameters()]",
+        "optimizer = torch.optim.SGD(ddp.parameters(), 0.1)":
+        "critic = DDP(nn.Linear(3, 1))\n"
+        "other = torch.optim.Adam(critic.parameters(), 0.01)\n"
+        "optimizer = torch.optim.SGD(ddp.parameters(), 0.1)",
+        "        optimizer.step()\n": "        optimizer.step()\n"
+        "        [setattr(p, 'grad', None) for p in critic.parameters()]\n"
         "        critic(ddp(x).detach()).square().mean().backward()\n"
         "        other.step()\n",
     },

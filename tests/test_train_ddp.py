@@ -167,12 +167,14 @@ def test_resume_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     assert log.splitlines()[-1] == "already finished: 2 epochs, 46 steps"
 
 
-@pytest.mark.parametrize("kind", ["torn", "tensor", "other model", "no model"])
+@pytest.mark.parametrize("kind", ["torn", "tensor", "other model", "no model", "no random state"])
 def test_checkpoint_that_cannot_be_resumed(tmp_path: Path, kind: str) -> None:
     path, common = tmp_path / "run.pt", ["--model", "mlp", "--width", 1, "--max-steps", 1]
     if kind == "other model":
         train(*common, "--checkpoint", path)
         common[3] = 2
+    elif kind == "no random state":
+        torch.save({k: v for k, v in trained(path, *common).items() if k != "random"}, path)
     elif kind == "torn":
         path.write_bytes(b"half of it")
     else:

@@ -1,6 +1,5 @@
 """Train a classifier of small images with DistributedDataParallel: alone, on a node, on many.
 
-python train_ddp.py
 torchrun --nproc-per-node=4 train_ddp.py --epochs 10 --checkpoint run.pt --resume
 torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 train_ddp.py
 """
@@ -11,18 +10,20 @@ import gc
 import itertools
 import math
 import os
+import signal
 import sys
 import time
 import traceback
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
 AMP = {"off": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+ASKED = []  # filled by SIGUSR1, with which a job script asks to save and to end
+LAB = sys.modules.get("labutils")  # where the lab has started this
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -43,7 +44,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--device", choices=["auto", "cpu", "cuda", "vgpu"], default="auto")
     add("--seed", type=int, default=0)
     add("--workers", type=at_least(0, int), default=0, help="processes per rank that load data")
-    add("--checkpoint", metavar="FILE", help="written by rank 0 after each epoch and at the end")
+    add("--checkpoint", metavar="FILE", help="written by rank 0 each epoch, and at SIGUSR1")
     add("--save-every", type=natural, default=sys.maxsize, help="optimizer steps; written then too")
     add("--log-every", type=natural, default=sys.maxsize, help="optimizer steps")
     add("--resume", action="store_true", help="go on from the checkpoint, where there is one")
@@ -66,10 +67,10 @@ def join_group(kind: str) -> torch.device:
     """Choose this rank's device, make it the current one, and join the process group."""
     local_rank = int(os.environ.get("LOCAL_RANK", 0))  # the rank on this node counts for its GPUs
     local_size, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if kind == "auto":  # in the lab, CPUs do where there are too few GPUs for the ranks
+        kind = "cpu" if gpus == 0 or (LAB and gpus < local_size) else "cuda"
     if kind == "cuda" and gpus < local_size:
-        sys.exit(f"--device cuda: {local_size} processes on this node, but {gpus} GPUs.")
-    if kind == "auto":
-        kind = "cuda" if gpus >= local_size else "cpu"
+        sys.exit(f"{local_size} processes on this node, but {gpus} GPUs: or give --device cpu.")
     if kind == "vgpu":
         from labutils import virtual
 
@@ -79,7 +80,7 @@ def join_group(kind: str) -> torch.device:
     if kind != "cpu":
         torch.get_device_module(device).set_device(device)
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo", **alone)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", **alone)
     return device
 
 
@@ -89,9 +90,8 @@ def say(text: str) -> None:
 
 
 def span(name: str) -> contextlib.AbstractContextManager[None]:
-    """Name a stretch of work in the lab's timeline; nothing where the lab did not start this."""
-    lab = sys.modules.get("labutils")
-    return lab.span(name) if lab else contextlib.nullcontext()
+    """Name a stretch of work in the lab's timeline."""
+    return LAB.span(name) if LAB else contextlib.nullcontext()
 
 
 def load_data(name: str) -> tuple[TensorDataset, TensorDataset]:
@@ -113,8 +113,6 @@ def load_data(name: str) -> tuple[TensorDataset, TensorDataset]:
 class ResumableSampler(DistributedSampler):
     """Begins where ``start`` samples of the epoch, counted over all ranks, are done with."""
 
-    start = 0
-
     def __iter__(self):
         return itertools.islice(super().__iter__(), self.start // self.num_replicas, None)
 
@@ -123,11 +121,9 @@ def build_model(name: str, width: int) -> nn.Module:
     if name == "mlp":
         hidden = [nn.Linear(64, 10 * width), nn.ReLU(), nn.Linear(10 * width, 10 * width)]
         return nn.Sequential(nn.Flatten(), *hidden, nn.ReLU(), nn.Linear(10 * width, 10))
-    layers, inputs = [], 1
-    for outputs in (width, 2 * width, 4 * width):
-        layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)]
-        layers += [nn.BatchNorm2d(outputs), nn.ReLU()]
-        inputs = outputs
+    layers = []
+    for i, o in itertools.pairwise((1, width, 2 * width, 4 * width)):
+        layers += [nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
     head = [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(0.1), nn.Linear(16 * width, 10)]
     return nn.Sequential(*layers, *head)
 
@@ -147,13 +143,13 @@ class Training:
         torch.manual_seed(args.seed)  # the same first parameters everywhere ...
         self.model = build_model(args.model, args.width)
         torch.manual_seed(args.seed + 1 + self.rank)  # ... but each rank drops out other units
+        self.random = [torch, torch.cuda] if device.type == "cuda" else [torch]
         if args.sync_bn:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
         self.model.to(device)
         self.ddp = DistributedDataParallel(self.model, None if device.type == "cpu" else [device])
-        self.optimizer = torch.optim.SGD(
-            self.ddp.parameters(), args.lr, momentum=0.9, nesterov=True, weight_decay=1e-4
-        )
+        more = {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
+        self.optimizer = torch.optim.SGD(self.ddp.parameters(), args.lr, **more)
         self.scaler = torch.amp.GradScaler(device.type, enabled=args.amp == "fp16")
         self.train_set, test_set = load_data(args.data)
         self.sampler = ResumableSampler(self.train_set, seed=args.seed)
@@ -164,9 +160,8 @@ class Training:
         self.test_loader = DataLoader(Subset(test_set, mine), args.batch_size, **more)
 
     def run(self) -> None:
-        args = self.args
-        kind, peak = self.device.type, args.lr * self.global_batch / 64
-        say(f"{self.world_size} x {kind}: {self.global_batch} samples/step, lr up to {peak:g}")
+        args, batch, ranks = self.args, self.global_batch, f"{self.world_size} x {self.device.type}"
+        say(f"{ranks}: {batch} samples/step, lr up to {args.lr * batch / 64:g}")
         if args.resume:
             self.resume()
         if self.epoch >= args.epochs or self.step >= args.max_steps:
@@ -174,17 +169,13 @@ class Training:
         while self.epoch < args.epochs and self.step < args.max_steps:
             seen, loss, seconds = self.train_epoch()
             correct, count = self.evaluate()
-            say(
-                f"epoch {self.epoch}, step {self.step}: loss {loss:.4f}, test accuracy "
-                f"{correct / count:.2%} ({correct} of {count}), {seen / seconds:.0f} samples/s"
-            )
+            accuracy = f"test accuracy {correct / count:.2%} ({correct} of {count})"
+            place = f"epoch {self.epoch}, step {self.step}"
+            say(f"{place}: loss {loss:.4f}, {accuracy}, {seen / seconds:.0f} samples/s")
             self.save()
 
     def rate(self) -> float:
-        """Linear scaling and warm-up (Goyal et al., 2017), then a cosine.
-
-        It depends on the progress, not on a count of steps: right with any number of ranks.
-        """
+        """Linear scaling and warm-up (Goyal et al., 2017), then a cosine, for any world size."""
         args, peak = self.args, self.args.lr * self.global_batch / 64
         done = self.epoch + (self.samples + self.global_batch) / len(self.train_set)
         if done < args.warmup:
@@ -194,9 +185,8 @@ class Training:
 
     def train_epoch(self) -> tuple[int, float, float]:
         """What is left of the epoch; returns the samples seen, their mean loss, and seconds."""
-        begin = time.perf_counter()
         self.sampler.set_epoch(self.epoch)  # else every epoch has the same order
-        self.sampler.start = self.samples
+        self.sampler.start, begin = self.samples, time.perf_counter()
         self.loader.generator.manual_seed(self.args.seed + 1000 * self.epoch + self.rank)
         self.ddp.train()
         totals, batches = torch.zeros(2, device=self.device), iter(self.loader)
@@ -207,6 +197,7 @@ class Training:
                 say(f"step {self.step}: mean loss on rank 0 {(totals[0] / totals[1]).item():.4f}")
             if self.step % self.args.save_every == 0:
                 self.save()
+            self.end_if_asked()
             if self.samples == 0:
                 break
         dist.all_reduce(totals)
@@ -218,14 +209,23 @@ class Training:
         if self.samples >= self.sampler.total_size:
             self.epoch, self.samples = self.epoch + 1, 0
 
+    def end_if_asked(self) -> None:
+        """End all ranks after the same step, once SIGUSR1 has come to any of them."""
+        asked = torch.tensor(len(ASKED))
+        dist.all_reduce(asked, dist.ReduceOp.MAX)  # of CPUs: some 0.1 ms, and no GPU waits for it
+        if asked:
+            self.save()
+            say(f"ended by SIGUSR1 after step {self.step}{', saved' * bool(self.args.checkpoint)}")
+            dist.barrier()  # once a rank has ended, torchrun ends the others: not while one writes
+            sys.exit(128 + signal.SIGUSR1)  # not 0: tells a job script that there is more to do
+
     def train_step(self, batches) -> torch.Tensor:
         """One optimizer step; returns the sum of the losses and the number of samples."""
         count = sum(len(labels) for _, labels in batches)  # the same on all ranks
         total = torch.zeros((), device=self.device)
         for number, (images, labels) in enumerate(batches, 1):
-            last = number == len(batches)
             # Around forward as well: there DDP decides whether backward will synchronise.
-            with contextlib.nullcontext() if last else self.ddp.no_sync():
+            with contextlib.nullcontext() if number == len(batches) else self.ddp.no_sync():
                 loss = self.loss(images, labels)
                 with span("backward"):
                     self.scaler.scale(loss / count).backward()
@@ -239,7 +239,7 @@ class Training:
         images, labels = (t.to(self.device, non_blocking=True) for t in (images, labels))
         low = AMP[self.args.amp]
         with span("forward"), torch.autocast(self.device.type, low, enabled=low is not None):
-            return F.cross_entropy(self.ddp(images), labels, reduction="sum")
+            return nn.functional.cross_entropy(self.ddp(images), labels, reduction="sum")
 
     def update(self) -> None:
         for group in self.optimizer.param_groups:
@@ -261,15 +261,13 @@ class Training:
             right = self.model(images.to(self.device)).argmax(1) == labels.to(self.device)
             sums += torch.stack([right.sum(), torch.full_like(right.sum(), len(labels))])
         dist.all_reduce(sums)
-        correct, count = sums.tolist()
-        return correct, count
+        return tuple(sums.tolist())
 
     def save(self) -> None:
         """Rank 0 writes the checkpoint, with the random state of every rank."""
         if not self.args.checkpoint:
             return
-        mine = [torch.get_rng_state()]
-        mine += [torch.cuda.get_rng_state()] if self.device.type == "cuda" else []
+        mine = [module.get_rng_state() for module in self.random]
         states = [None] * self.world_size if self.rank == 0 else None
         dist.gather_object(mine, states)
         if self.rank == 0:
@@ -283,10 +281,9 @@ class Training:
         """Go on from the checkpoint; only rank 0 needs access to the file."""
         path, box = self.args.checkpoint, [None]
         if self.rank == 0 and os.path.exists(path):
-            try:
+            box = [{}]
+            with contextlib.suppress(Exception):  # of many kinds: zip, pickle, the system's
                 box = [torch.load(path, map_location="cpu")]
-            except Exception:  # of many kinds: zip, pickle, the operating system
-                box = [{}]
         dist.broadcast_object_list(box)
         if (state := box[0]) is None:
             return say("there is no checkpoint yet: from the beginning")
@@ -294,35 +291,38 @@ class Training:
             for name in ("model", "optimizer", "scaler"):
                 getattr(self, name).load_state_dict(state[name])
             self.epoch, self.samples, self.step = state["epoch"], state["samples"], state["step"]
+            if self.rank < len(states := state["random"]):
+                for module, random in zip(self.random, states[self.rank]):
+                    module.set_rng_state(random)
         except (LookupError, TypeError, ValueError, RuntimeError):
             sys.exit(f"--resume: {path} is damaged, or of another --model, --width or --amp.")
         self.close_epoch()
-        if self.rank < len(states := state["random"]):
-            torch.set_rng_state(states[self.rank][0])
-            if self.device.type == "cuda" and len(states[self.rank]) > 1:
-                torch.cuda.set_rng_state(states[self.rank][1])
         return say(f"resumed at step {self.step}, written by {len(states)} ranks")
 
 
 def write_atomically(state, path: str) -> None:
     """Whoever is killed meanwhile leaves the old file as it was."""
-    with open(f"{path}.unfinished", "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{path}.unfinished", path)
+    try:
+        with open(f"{path}.unfinished", "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(f"{path}.unfinished", path)
+    finally:
+        with contextlib.suppress(OSError):  # it is there after an error only, say on a full disk
+            os.remove(f"{path}.unfinished")
 
 
 def main(arguments: list[str] | None = None) -> None:
     args = parse_arguments(arguments)
+    if not LAB and hasattr(signal, "SIGUSR1"):  # the lab has ranks show with it where they hang
+        signal.signal(signal.SIGUSR1, lambda *_: ASKED.append(True))
     device = join_group(args.device)
     try:
         Training(args, device).run()
-    except BaseException as error:
-        traceback.clear_frames(error.__traceback__)  # they hold the DDP model
-        raise
-    finally:
-        gc.collect()  # a DDP model that outlives its process group may hang the process
+    finally:  # a DDP model that outlives its process group may hang the process
+        traceback.clear_frames(sys.exc_info()[2])  # the frames of an error hold it
+        gc.collect()
         dist.destroy_process_group()
 
 

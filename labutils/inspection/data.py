@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 import zlib
@@ -15,11 +16,13 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
+    DistributedSampler,
     RandomSampler,
     SequentialSampler,
     Subset,
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.weak import WeakIdKeyDictionary
 
 from labutils.inspection.facts import Facts, where, wrap
 from labutils.shards import nested
@@ -35,6 +38,8 @@ class DataObserver:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self.loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.first = WeakIdKeyDictionary()  # data sets need not be hashable, or equal to anything
+        """The first loader of a sampler, and of a data set by its line and kinds of samplers."""
         self.told: dict[int, str] = {}
         """The epoch that ``set_epoch`` was last given, by the id of the sampler."""
         self.heard: set[type] = set()
@@ -44,6 +49,7 @@ class DataObserver:
 
     def install(self) -> None:
         """Watch from now on, in this process."""
+        self._listen(DistributedSampler)  # at once: it may be told before its loader is made
         wrap(DataLoader, "__init__", self._made)
         wrap(DataLoader, "__iter__", self._begun)
         wrap(_BaseDataLoaderIter, "_next_index", self._drawn)
@@ -84,10 +90,10 @@ class DataObserver:
         sampler = loader.sampler if loader.batch_size is not None else loader.batch_sampler
         inner = nested(loader)[1:]
         for kind in {type(s) for s in inner if hasattr(s, "set_epoch")} - self.heard:
-            self.heard.add(kind)
-            wrap(kind, "set_epoch", self._told)
+            self._listen(kind)
+        place = where()
         self.facts.add(
-            "loaders", where=where(), sampler=type(sampler).__name__,
+            "loaders", where=place, like=self._like(loader, place), sampler=type(sampler).__name__,
             replicas=getattr(sampler, "num_replicas", None), rank=getattr(sampler, "rank", None),
             shuffle=getattr(sampler, "shuffle", None), size=_length(loader.dataset),
             batches=_length(loader), batch_size=loader.batch_size,
@@ -96,6 +102,25 @@ class DataObserver:
             plain=_reads_everything(sampler) and type(loader.batch_sampler) is BatchSampler,
             replacement=any(bool(getattr(s, "replacement", False)) for s in inner),
         )  # fmt: skip
+
+    def _listen(self, kind: type) -> None:
+        self.heard.add(kind)
+        wrap(kind, "set_epoch", self._told)
+
+    def _like(self, loader: Any, place: str) -> int:
+        """The first loader that this one is like: many scripts make one for each epoch.
+
+        That has the same sampler, or was made by the same line for the same data set.
+        """
+        own = len(self.facts.data["loaders"])
+        found = [own]
+        samplers = nested(loader)[1:]
+        kinds = [(type(s).__name__, getattr(s, "shuffle", None)) for s in samplers]
+        owners = [(s, "") for s in samplers if hasattr(s, "set_epoch")]
+        for owner, key in [*owners, (loader.dataset, f"{place} {kinds}")]:
+            with contextlib.suppress(TypeError):  # a list, say, cannot be referred to weakly
+                found.append(self.first.setdefault(owner, {}).setdefault(key, own))
+        return min(found)
 
     def _told(self, original: Callable[..., Any], sampler: Any, *args: Any, **more: Any) -> Any:
         self.told[id(sampler)] = repr([*args, *more.values()])
@@ -114,7 +139,7 @@ class Pass:
         self.pending: deque[list[Any]] = deque()
         if loader not in observer.loaders:
             observer.introduce(loader)
-        number = observer.loaders[loader]
+        number = observer.facts.data["loaders"][observer.loaders[loader]]["like"]
         self.fact: dict[str, Any] = {
             "loader": number, "where": where(), "indices": [], "rows": [], "steps": 0,
             "told": observer.epoch_of(loader),

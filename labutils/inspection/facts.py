@@ -40,7 +40,7 @@ class Facts:
             "groups": [], "models": [], "loaders": [], "epochs": [], "steps": [], "losses": [],
             "saves": [], "spawns": [], "splits": [], "calls": {}, "joined": False, "ended": False,
             "unmatched_no_sync": [], "optimizers": 0, "forwards": [],
-            "in_forward": "", "left": "", "waited_s": 0.0,
+            "in_forward": "", "left": "", "waited_s": 0.0, "cleared": False, "kept": 0,
         }  # fmt: skip
         threading.Thread(target=self._write_for_ever, name="facts", daemon=True).start()
 

@@ -9,6 +9,7 @@ from typing import Any
 from labutils.inspection.findings import Finding, Seen, alike
 
 _FEW = 6  # losses that may be equal by chance
+_KEPT = 3  # steps after which gradients that are still there are no longer meant to be
 
 
 def find(seen: Seen) -> Iterator[Finding]:
@@ -18,6 +19,7 @@ def find(seen: Seen) -> Iterator[Finding]:
         yield from _nothing(seen)
         return
     yield from _unchanged(seen)
+    yield from _never_cleared(seen)
     yield from _losses(seen)
     if seen.world > 1:
         yield from _around(seen)
@@ -93,6 +95,20 @@ def _still(seen: Seen, steps: list[dict[str, Any]]) -> Finding:
         "optimizer(ddp.parameters()), after the model was moved or replaced.",
         steps[0]["where"], seen.all_ranks,
     )  # fmt: skip
+
+
+def _never_cleared(seen: Seen) -> Iterator[Finding]:
+    """Gradients to which every backward pass of the run adds."""
+    facts = next((f for f in seen.ranks if f["kept"] >= _KEPT and not f["cleared"]), None)
+    if facts is not None:
+        yield Finding(
+            "no-zero-grad", "The gradients are never cleared",
+            f"After {facts['kept']} optimizer steps on rank {facts['rank']} the next backward() "
+            "added to the gradients that were left; zero_grad() was not called, and nothing else "
+            "cleared them. So each step goes along the sum of all gradients so far.",
+            "Call optimizer.zero_grad() after each optimizer.step(), or before the next backward "
+            "pass.", facts["steps"][0]["where"], seen.all_ranks,
+        )  # fmt: skip
 
 
 def _losses(seen: Seen) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from labutils.inspection.clearing import ClearingObserver
 from labutils.inspection.data import DataObserver
 from labutils.inspection.facts import Facts, checksum, fingerprint, where, wrap
 
@@ -37,7 +38,7 @@ class TrainingObserver:
     """Writes down what training consists of."""
 
     def __init__(self, facts: Facts, data: DataObserver) -> None:
-        self.facts, self.data = facts, data
+        self.facts, self.data, self.clearing = facts, data, ClearingObserver(facts)
         self.models: list[weakref.ref[DistributedDataParallel]] = []
         self.inner: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.inside = 0
@@ -56,6 +57,7 @@ class TrainingObserver:
 
     def install(self) -> None:
         """Watch from now on, in this process."""
+        self.clearing.install()
         register_module_forward_pre_hook(self._inner_forward)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
@@ -127,11 +129,13 @@ class TrainingObserver:
         if self.inside:  # of a checkpointed part, within the one that the user has called
             return original(tensors, *args, **more)
         loss = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
+        self.clearing.before_backward()
         self.inside += 1
         try:
             result = original(tensors, *args, **more)
         finally:
             self.inside -= 1
+        self.clearing.remember()
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not _phantom(loss):
             self._note_loss(getattr(loss, "raw", loss).item())
         flags = [bool(d.require_backward_grad_sync) for ref in self.models if (d := ref())]
@@ -178,6 +182,7 @@ class TrainingObserver:
         step["after"] = self._fingerprints(self._trained(optimizer)) if _worth(
             len(self.facts.data["steps"]) - 1
         ) else None  # fmt: skip
+        self.clearing.after_step(optimizer)
         step["time"] = time.perf_counter()
         self.new_step()
 
