@@ -1,7 +1,8 @@
 """srun, scontrol and ssh for tests: they know what the job scripts use, and refuse the rest.
 
 FAKE_CLUSTER names a file that maps each node to the command that leads into it.  Without it, srun
-starts nothing: it writes its words and its environment to FAKE_LOG and prints FAKE_ANSWER.
+starts nothing: it writes its words and its environment to FAKE_LOG and prints FAKE_ANSWER.  With
+FAKE_TIME_UP the job's time is up while it trains, and training ends with code 3.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ def srun(words: list[str]) -> int:
             log.write(json.dumps({"words": words, "environment": dict(os.environ)}) + "\n")
         if asked.nodelist:
             print(os.environ["FAKE_ANSWER"])
+        if "FAKE_TIME_UP" in os.environ and "train" in asked.command:
+            signal.signal(signal.SIGUSR1, lambda *_: sys.exit(3))
+            os.kill(os.getppid(), signal.SIGUSR1)
+            time.sleep(60)
         return 0
     with open(os.environ["FAKE_CLUSTER"]) as file:
         enter = json.load(file)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import socket
@@ -17,7 +19,9 @@ import pytest
 
 from labutils.cli import main
 from labutils.cluster import address
+from labutils.cluster import job as jobs
 from labutils.cluster.hostlist import expand
+from labutils.launch.forked import OWN_STORE
 from tests import fake_cluster, fake_programs
 from tests.fake_cluster import Cluster
 
@@ -31,6 +35,18 @@ dist.all_reduce(total)
 words = [socket.gethostname(), dist.get_rank(), os.environ["LOCAL_RANK"], dist.get_world_size(),
          total.item(), os.environ["MASTER_ADDR"], sys.argv[1:]]
 os.write(1, " ".join(map(str, ["ran:", *words])).encode() + b"\\n")  # whole lines
+dist.barrier()
+dist.destroy_process_group()
+"""
+FAILING_ONCE = """
+import pathlib, sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+mark = pathlib.Path("failed")
+if dist.get_rank() == 1 and not mark.exists():
+    mark.touch()
+    sys.exit(7)
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -112,27 +128,39 @@ def test_what_is_no_node_list(text: str) -> None:
         expand(text)
 
 
+@pytest.mark.parametrize("text", ["n[1-99999999999]", "n[1-999][1-999]", "n[1-60000],m[1-60000]"])
+def test_a_digit_too_many(text: str) -> None:
+    with pytest.raises(ValueError, match="names more than 100,000 nodes"):
+        expand(text)
+
+
+def submit_nowhere(script: Path, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the script with an srun that starts nothing, and writes to the file "log"."""
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    for program in ("srun", "scontrol"):
+        fake_cluster.write_program(programs / program)
+    variables = {
+        "PATH": f"{programs}:{os.environ['PATH']}", "FAKE_LOG": str(folder / "log"),
+        "FAKE_ANSWER": "10.1.2.3 23456", **more,
+    }  # fmt: skip
+    return subprocess.run(["bash", script], env=variables, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_the_script_in_real_environments(name: str, folder: Path, tmp_path: Path) -> None:
+def test_the_script_in_real_environments(name: str, folder: Path) -> None:
     environment = ENVIRONMENTS[name]
     nodes = int(environment["SLURM_JOB_NUM_NODES"])
     script = write_job(
         "--gpus-per-node", "4", "training.py", "--epochs", "3", "two words", nodes=nodes
     )
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for program in ("srun", "scontrol"):
-        fake_cluster.write_program(programs / program)
-    log = tmp_path / "log"
-    variables = {
-        "PATH": f"{programs}:{os.environ['PATH']}", "FAKE_LOG": str(log),
-        "FAKE_ANSWER": "10.1.2.3 23456", **environment,
-    }  # fmt: skip
-    done = subprocess.run(["bash", script], env=variables, capture_output=True, text=True)
+    done = submit_nowhere(script, folder, **environment)
     assert done.returncode == 0, done.stderr
     names = fake_programs.NODE_LISTS[environment["SLURM_JOB_NODELIST"]].split()
     assert f"nodes: {' '.join(names)}; they meet at 10.1.2.3:23456" in done.stdout
-    meet, preflight, train = (json.loads(line) for line in log.read_text().splitlines())
+    meet, preflight, train = (
+        json.loads(line) for line in (folder / "log").read_text().splitlines()
+    )
     assert meet["words"][:3] == ["--nodes=1", "--ntasks=1", f"--nodelist={names[0]}"]
     assert meet["words"][-4:-2] == ["--seed", environment["SLURM_JOB_ID"]]
     for step in (preflight, train):
@@ -147,6 +175,17 @@ def test_the_script_in_real_environments(name: str, folder: Path, tmp_path: Path
     assert train["words"][-5:] == ["train", "training.py", "--epochs", "3", "two words"]
 
 
+def directives(script: Path) -> set[str]:
+    """What sbatch reads: the directives in front of the first command, without their quotes."""
+    read: list[str] = []
+    for line in script.read_text().splitlines():
+        if line and not line.startswith("#"):
+            break
+        if line.startswith("#SBATCH "):
+            read += shlex.split(line.removeprefix("#SBATCH "), comments=True)
+    return set(read)
+
+
 def test_what_sbatch_reads(folder: Path) -> None:
     script = write_job(
         "--gpus-per-node", "4", "--time", "2-00", "--partition", "gpu", "--mem", "64G", "--requeue",
@@ -155,17 +194,83 @@ def test_what_sbatch_reads(folder: Path) -> None:
     )  # fmt: skip
     lines = script.read_text().splitlines()
     assert lines[0] == "#!/usr/bin/env bash"
-    first = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
-    read = {line.removeprefix("#SBATCH ") for line in lines[:first] if line.startswith("#SBATCH")}
-    assert read == {
+    assert directives(script) == {
         "--job-name=training", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=4",
         "--time=2-00", "--partition=gpu", "--mem=64G", "--constraint=a100", "--requeue",
         "--signal=B:USR1@300", "--open-mode=append", "--output=%x-%j.out", f"--chdir={Path.cwd()}",
+        "--cpus-per-task=16",
     }  # fmt: skip
     assert "module load cuda" in lines
     assert sum("apptainer exec --nv image.sif " in line for line in lines) == 2
     assert "export NODES RANKS_PER_NODE=4 GPUS_PER_NODE=4" in lines
     assert "export PYTHON=python" in lines, "the environment's own, where one is activated"
+
+
+def test_cores_are_asked_for(folder: Path) -> None:
+    script = write_job("--ranks-per-node", "3", "training.py")
+    assert "--cpus-per-task=12" in directives(script)
+    assert "for its 3 ranks together: 4 a rank unless --cpus-per-task is" in script.read_text()
+    script = write_job("--ranks-per-node", "3", "--cpus-per-task", "5", "--force", "training.py")
+    assert "--cpus-per-task=5" in directives(script)
+
+
+def test_names_with_blanks_reach_sbatch_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = folder / """w s#1 "q" it's \\"""
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    Path("my train.py").write_text("")
+    words = ["--ranks-per-node", "1", "--sbatch=--comment=so it goes", "my train.py", "two\nlines"]
+    write_job(*words)
+    read = directives(Path("my train.sbatch"))
+    assert {"--job-name=my train", f"--chdir={odd}", "--comment=so it goes"} <= read
+    assert "# Submit this with: sbatch 'my train.sbatch'\n" in Path("my train.sbatch").read_text()
+
+
+def test_ranks_that_start_anew_have_a_store_of_their_own(folder: Path) -> None:
+    (line,) = (f"    export {name}={value}\n" for name, value in OWN_STORE.items())
+    words = ["--ranks-per-node", "1", "--force"]
+    assert line not in write_job(*words, "training.py").read_text()
+    assert line in write_job(*words, "--max-restarts", "1", "training.py").read_text()
+
+
+def test_a_job_is_queued_again_only_so_often(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--ranks-per-node", "1", "--requeue", "--max-requeues", "3", "--force", "training.py"]
+    script = write_job(*words, "--resume")
+    assert capsys.readouterr().err == ""
+    told = {**ENVIRONMENTS["two nodes"], "FAKE_TIME_UP": "1"}
+    done = submit_nowhere(script, folder, **told, SLURM_RESTART_COUNT="2")
+    assert done.stdout.endswith("requeued 123456\n")
+    done = submit_nowhere(script, folder, **told, SLURM_RESTART_COUNT="3")
+    assert "requeued" not in done.stdout
+    assert "not queued once more (--max-requeues 3)" in done.stderr
+    assert done.returncode == 3
+    write_job(*words)
+    assert 'no argument of it says "resume"' in capsys.readouterr().err
+
+
+def test_a_node_where_python_hangs_ends_its_preflight(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_HUNG_S", 0.5)
+    hangs = folder / "python"
+    hangs.write_text("#!/bin/sh\nexec sleep 600\n")
+    hangs.chmod(0o755)
+    script = write_job("--ranks-per-node", "1", "--preflight-timeout", "0.5", "training.py")
+    text = script.read_text()
+    function = text[text.index("preflight() {") : text.index("# One torchrun a node,")]
+    used = set(re.findall(r"\$\{?([A-Z_]+)", function))
+    variables = dict.fromkeys(used, "1") | {"PYTHON": str(hangs)}
+    done = subprocess.run(
+        ["bash", "-c", f"{function}\npreflight training.py"],
+        env={**os.environ, **variables}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 124
+    name = socket.gethostname()
+    assert f"{name} had not ended the preflight after 1 s: Python hangs there" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -200,6 +305,28 @@ def test_the_script_is_good_bash(folder: Path, options: list[str]) -> None:
          "--time 2:00 is over before SIGUSR1 could come, 120 s before its end"),
         (["--nodes", "2", "--gpus-per-node", "1", "--interface", "ib0 ib1", "training.py"],
          "--interface is the name of one interface"),
+        (["--nodes", "2", "--gpus-per-node", "1", "--preflight-timeout", "inf", "training.py"],
+         "--preflight-timeout is 0 or more seconds, not inf"),
+        (["--nodes", "2", "--gpus-per-node", "1", "--preflight-timeout", "3600", "training.py"],
+         "--time 01:00:00 may be over before the preflight is, which waits 3600 s"),
+        (["--nodes", "2", "--gpus-per-node", "1", "--cpus-per-task", "-3", "training.py"],
+         "--cpus-per-task must be at least 1, not -3"),
+        (["--nodes", "2", "--gpus-per-node", "1", "--max-requeues", "0", "training.py"],
+         "--max-requeues must be at least 1"),
+        (["--nodes", "2", "--gpus-per-node", "1", "--mem", "banana", "training.py"],
+         "--mem takes a whole number"),
+        (["--nodes", "2", "--gpus-per-node", "1", "--mem", "1.5G", "training.py"],
+         "--mem takes a whole number"),
+        (["--nodes", "2", "--gpus-per-node", "1", "--sbatch=--ntasks-per-gpu=1", "training.py"],
+         "would contradict the script: it is one task a node"),
+        (["--nodes", "2", "--gpus-per-node", "1", "--sbatch=--array=0-9", "training.py"],
+         "would contradict the script: a job of several nodes cannot be an array here"),
+        (["--nodes", "2", "--gpus-per-node", "1", "--sbatch=-a0-9", "training.py"],
+         "would contradict the script: a job of several nodes cannot be an array here"),
+        (["--nodes", "2", "--gpus-per-node", "1", "--sbatch=--chdir=/", "training.py"],
+         "would contradict the script: the script sets it itself, to this folder"),
+        (["--nodes", "2", "--gpus-per-node", "1", "--sbatch=--job-name=x", "training.py"],
+         "would contradict the script: the script sets it itself, to the training script's name"),
         (["--nodes", "2", "--gpus-per-node", "1", "--out", "no/where", "training.py"],
          "no/where cannot be written"),
     ],
@@ -238,6 +365,17 @@ def test_the_job_runs_on_two_nodes(folder: Path) -> None:
             "ran: node01 0 0 2 1 10.77.0.1 ['two words']",
             "ran: node02 1 0 2 1 10.77.0.1 ['two words']",
         ]
+        assert cluster.processes() == []
+
+
+def test_ranks_start_anew_on_two_nodes(folder: Path) -> None:
+    Path("training.py").write_text(FAILING_ONCE)
+    words = ["--ranks-per-node", "1", "--max-restarts", "1", "--preflight-timeout", "0"]
+    script = write_job(*words, "training.py")
+    with Cluster(folder) as cluster:
+        done = submit(cluster, script)  # for ever, if ranks read old keys of a store
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert Path("failed").exists()
         assert cluster.processes() == []
 
 

@@ -38,6 +38,7 @@ def test_sound_nodes_have_nothing_against_them() -> None:
     ("changes", "level", "sentence"),
     [
         ({"gpus": ["A100"] * 3}, PROBLEM, "sees 3 of 4 GPUs"),
+        ({"cores": 1}, WARNING, "has 1 core for 4 ranks"),
         ({"shared_memory": 64 << 20}, PROBLEM, "has 64 MiB of /dev/shm"),
         ({"shared_memory": 512 << 20}, WARNING, "has 512 MiB of /dev/shm"),
         ({"clock_ahead": -40.0, "clock_error": 0.01}, PROBLEM, "has a clock -40.0 s from"),
@@ -53,7 +54,7 @@ def test_each_fault_is_laid_at_the_right_door(
 ) -> None:
     told = nodes()
     told[1] = replace(told[1], **changes)
-    (finding,) = judge(told, HOSTS, gpus=4)
+    (finding,) = judge(told, HOSTS, gpus=4, ranks=4)
     assert (finding.what, finding.level) == ("b", level)
     assert sentence in finding.text
     assert finding.way_out
@@ -148,14 +149,90 @@ def test_a_stranger_does_no_harm() -> None:
     assert [finding.what for finding in findings] == ["b"]
 
 
+@pytest.mark.parametrize("said", [b"", b'{"token": '])
+def test_a_stranger_who_stops_speaking_keeps_no_node_out(
+    monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(preflight, "WELCOME_S", 0.3)
+    deadline = time.monotonic() + 20
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        where = listener.getsockname()[:2]
+        with socket.create_connection(where) as stranger:
+            stranger.sendall(said)
+            arguments = (node(1, "b"), where, "job", deadline)
+            thread = threading.Thread(target=preflight.follow, args=arguments, daemon=True)
+            thread.start()
+            findings = preflight.lead(listener, node(0, "a"), ["a", "b"], "job", deadline, gpus=0)
+            thread.join()
+    assert findings == []
+
+
+CROWD = 150
+"""More connections than a listener of Python keeps waiting by itself (128)."""
+
+
+def crowd(where: tuple[str, int]) -> None:
+    """As many nodes as that try to reach this one, at the same time."""
+    for _ in range(CROWD):
+        socket.create_connection(where, timeout=5).close()
+
+
+def test_a_node_is_reached_by_all_nodes_of_a_large_job() -> None:
+    deadline = time.monotonic() + 30
+    with socket.create_server(("127.0.0.1", 0)) as node_0:
+        arguments = (node(1, "b"), node_0.getsockname()[:2], "job", deadline)
+        thread = threading.Thread(target=preflight.follow, args=arguments, daemon=True)
+        thread.start()
+        line = preflight.Line(node_0.accept()[0], deadline)
+        crowd(("127.0.0.1", line.receive()["facts"]["port"]))
+        line.send([])  # the verdict
+        thread.join()
+        line.close()
+
+
+def test_node_0_is_reached_by_all_nodes_of_a_large_job() -> None:
+    deadline = time.monotonic() + 30
+
+    def come() -> None:
+        line = preflight.Line(socket.create_connection(where), deadline)
+        facts = replace(node(1, "b"), port=where[1])  # which node 0 need not try: its own
+        line.send({"token": "job", "facts": facts.to_json()})
+        while "clock" in line.receive():
+            line.send(time.time())
+        try:
+            crowd(where)
+            line.send({})
+        finally:
+            line.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        where = listener.getsockname()[:2]
+        thread = threading.Thread(target=come)
+        thread.start()
+        assert preflight.lead(listener, node(0, "a"), ["a", "b"], "job", deadline, gpus=0) == []
+        thread.join()
+
+
+def test_a_large_job_may_wait_for_node_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address, "own_addresses", lambda: {"127.0.0.1": "lo"})
+    with preflight._listen(("127.0.0.1", 0), CROWD) as listener:
+        crowd(listener.getsockname())
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--hosts", "a,b", "--meet", "10.0.0.1:1"], "say which node this is"),
+        (["--hosts", "a,b", "--meet", "10.0.0.1:1", "--node-rank", "5"], "--node-rank is 0 to 1"),
+        (["--hosts", "a,b", "--meet", "10.0.0.1:1", "--node-rank", "-1"], "--node-rank is 0 to 1"),
+        (["--hosts", "n[1-99999999999]", "--meet", "10.0.0.1:1", "--node-rank", "0"],
+         "names more than 100,000 nodes"),
+        (["--hosts", "a,b", "--meet", "10.0.0.1:1", "--node-rank", "0", "--timeout", "inf"],
+         "--timeout is a number of seconds"),
         (["--hosts", "a,b", "--meet", "10.0.0.1", "--node-rank", "0"], "--meet takes ADDRESS:PORT"),
         (["--hosts", "a,b", "--meet", "192.0.2.1:1", "--node-rank", "0"], "is another node to be"),
     ],
-)
+)  # fmt: skip
 def test_bad_input(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

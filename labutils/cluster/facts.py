@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import socket
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,8 @@ class Facts:
     gpus: list[str] = field(default_factory=list)
     shared_memory: int | None = None
     """Bytes of ``/dev/shm``; None where there is no such place."""
+    cores: int | None = None
+    """Cores that the ranks may keep busy here."""
     unresolved: list[str] = field(default_factory=list)
     """Names of nodes that mean nothing here, or only this machine itself."""
     clock_ahead: float = 0.0
@@ -48,7 +49,7 @@ def collect(rank: int, hosts: list[str], meeting: str, interface: str, script: s
     Imports torch, so that a broken installation shows here.
     """
     # The others' name for this node; what the machine calls itself need not be the same.
-    facts = Facts(rank, hosts[rank] if rank < len(hosts) else socket.gethostname())
+    facts = Facts(rank, hosts[rank])
     try:
         _look(facts, hosts, meeting, interface)
         if script:
@@ -65,6 +66,7 @@ def _look(facts: Facts, hosts: list[str], meeting: str, interface: str) -> None:
     if len(hosts) > 1:
         facts.address, facts.interface = address.towards(meeting, interface)
     facts.unresolved = [name for name in hosts if not _resolves(name, name == facts.host)]
+    facts.cores = hardware.usable_cores()
     facts.shared_memory = hardware.shared_memory()
     import torch
 

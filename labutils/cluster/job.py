@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shlex
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 from labutils.folders import find_script
 
 DEFAULT_PREFLIGHT_S = 120
+_HUNG_S = 90
+"""A preflight ends within a minute after its timeout; this much later it hangs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +73,8 @@ def from_arguments(arguments: argparse.Namespace) -> Job:
     _demand(not gpus or ranks <= gpus, f"{ranks} ranks cannot share {gpus} GPUs a node: NCCL wants "
             "a GPU for each rank.")  # fmt: skip
     _demand(arguments.max_restarts >= 0, "--max-restarts must not be negative.")
-    _demand(arguments.preflight_timeout >= 0, "--preflight-timeout must not be negative.")
+    wait = arguments.preflight_timeout
+    _demand(0 <= wait < math.inf, f"--preflight-timeout is 0 or more seconds, not {wait:g}.")
     script = _script(arguments.script)
     for line in (*arguments.setup, arguments.container):
         _demand("\n" not in line, f"{line!r} has more than one line.")
@@ -88,7 +92,7 @@ def from_arguments(arguments: argparse.Namespace) -> Job:
         container=arguments.container,
         interface=arguments.interface,
         max_restarts=arguments.max_restarts,
-        preflight_s=arguments.preflight_timeout,
+        preflight_s=wait,
     )
 
 
@@ -121,13 +125,21 @@ command=({words})"""
 PREFLIGHT = """\
 # Looks at this node and, with the others, at the way between them: does every name resolve, does
 # every node reach every other, do clocks, versions and the script agree, are node numbers
-# distinct, are all GPUs seen, is /dev/shm large enough?
+# distinct, are all GPUs and enough cores seen, is /dev/shm large enough? It ends by itself; where
+# Python hangs, perhaps in reading from a shared folder, it is ended.
 preflight() {{
-    set -euo pipefail
-    exec "$PYTHON" -m labutils preflight --hosts "$HOSTS" \\
+    set -uo pipefail
+    local code=0
+    timeout --foreground --kill-after=5 {hung:g} "$PYTHON" -m labutils preflight --hosts "$HOSTS" \\
         --node-rank "${{NODE_RANK:-$SLURM_NODEID}}" \\
         --meet "$MASTER_ADDR:$MASTER_PORT" --gpus-per-node "$GPUS_PER_NODE" \\
-        --interface "$INTERFACE" --token "$JOB" --timeout {seconds:g} --script "$1"
+        --ranks-per-node "$RANKS_PER_NODE" --interface "$INTERFACE" --token "$JOB" \\
+        --timeout {seconds:g} --script "$1" || code=$?
+    if [[ $code == 124 ]]; then
+        echo "$(hostname) had not ended the preflight after {hung:g} s: Python hangs there," \\
+            "perhaps in a folder that does not answer." >&2
+    fi
+    return "$code"
 }}"""
 
 TRAIN = """\
@@ -152,7 +164,7 @@ train() {{
     # More threads than cores only wait for each other: the node's cores are shared out.
     local threads=$(($(nproc) / RANKS_PER_NODE))
     export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}}"
-
+{own_store}
     # Node 0 hosts the rendezvous, and is told so: by itself torchrun compares host names, and may
     # not know its own. --local-addr is what the others are told, so loopback never is.
     # SIGUSR1 goes on to the ranks like SIGTERM: they have 30 s to write a checkpoint.
@@ -167,13 +179,22 @@ train() {{
 }}"""
 
 
+OWN_STORE = """
+    # Ranks get a store of their own, not that of the agents' rendezvous: with torch 2.13, ranks
+    # that start anew would read each other's old keys where agents count restarts differently.
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+"""
+
+
 def functions(job: Job) -> str:
     """The shell functions ``preflight SCRIPT`` and ``train SCRIPT ARGUMENTS``, for each node.
 
     They read NODES, NODE_RANK (or what srun sets), HOSTS, MASTER_ADDR, MASTER_PORT, JOB and what
     :func:`settings` sets.
     """
-    parts = [TRAIN.format(max_restarts=job.max_restarts)]
+    own_store = OWN_STORE if job.max_restarts else ""
+    parts = [TRAIN.format(max_restarts=job.max_restarts, own_store=own_store)]
     if job.preflight_s:
-        parts.insert(0, PREFLIGHT.format(seconds=job.preflight_s))
+        hung = job.preflight_s + _HUNG_S
+        parts.insert(0, PREFLIGHT.format(seconds=job.preflight_s, hung=hung))
     return "\n\n".join(parts)

@@ -12,14 +12,17 @@ CLOCK_WARNING_S, CLOCK_PROBLEM_S = 0.5, 30.0
 """Clocks this far apart spoil logs and traces; this far, also tokens and time stamps of files."""
 
 
-def judge(told: Sequence[Facts], hosts: Sequence[str], gpus: int) -> list[Finding]:
-    """All findings; ``gpus`` is how many each node must see, ``hosts`` names who was to come."""
+def judge(told: Sequence[Facts], hosts: Sequence[str], gpus: int, ranks: int = 1) -> list[Finding]:
+    """All findings; ``hosts`` names who was to come.
+
+    Each node must see ``gpus`` GPUs, and should have a core for each of its ``ranks``.
+    """
     nodes = sorted(told, key=lambda node: node.rank)
     sound = [node for node in nodes if not node.trouble]
     return [
         *_who_came(nodes, hosts),
         *_versions(sound),
-        *(finding for node in sound for finding in _one(node, gpus)),
+        *(finding for node in sound for finding in _one(node, gpus, ranks)),
     ]
 
 
@@ -72,10 +75,15 @@ def _versions(nodes: Sequence[Facts]) -> Iterator[Finding]:
                 yield Finding(node.host, PROBLEM, text, way_out)
 
 
-def _one(node: Facts, gpus: int) -> Iterator[Finding]:
+def _one(node: Facts, gpus: int, ranks: int) -> Iterator[Finding]:
     if len(node.gpus) < gpus:
         way_out = "ask for GPUs (--gpus-per-node), and see what CUDA_VISIBLE_DEVICES leaves there"
         yield Finding(node.host, PROBLEM, f"sees {len(node.gpus)} of {gpus} GPUs", way_out)
+    if node.cores is not None and node.cores < ranks:
+        cores = "1 core" if node.cores == 1 else f"{node.cores} cores"
+        text = f"has {cores} for {ranks} ranks, which will wait for each other"
+        way_out = "ask for cores (--cpus-per-task): at least one a rank, better four"
+        yield Finding(node.host, WARNING, text, way_out)
     shm = node.shared_memory
     if shm is not None and shm < SHM_WARNING:
         level = PROBLEM if shm < SHM_PROBLEM else WARNING

@@ -12,9 +12,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
+import selectors
 import socket
+import threading
 import time
+from collections.abc import Generator, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -27,6 +31,8 @@ from labutils.doctor import PROBLEM, Finding, report
 CLOCK_EXCHANGES = 8
 REACH_S = 5.0
 """How long a node tries to reach another one."""
+WELCOME_S = 5.0
+"""How long a node that has begun to speak may take to tell what it is."""
 _MORE_S = 60.0  # for what follows when all have come, or nobody comes any more
 
 
@@ -60,20 +66,23 @@ class Line:
 
 
 def lead(listener: socket.socket, mine: Facts, hosts: list[str], token: str, deadline: float,
-         gpus: int) -> list[Finding]:  # fmt: skip
+         gpus: int, ranks: int = 1) -> list[Finding]:  # fmt: skip
     """Node 0: gather the others, compare, tell them the verdict."""
     mine.port = listener.getsockname()[1]
     lines: list[Line] = []
     told = [mine]
-    while len(told) < len(hosts) and (line := _next(listener, deadline)):
-        try:
-            told.append(_welcome(line, token))
-            lines.append(line)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            address.say(f"someone who is no node of this job was sent away ({error})")
-            line.close()
-    _reach_each_other(mine, told, lines)
-    findings = judge(told, hosts, gpus)
+    with contextlib.closing(_speakers(listener, deadline)) as speakers:
+        while len(told) < len(hosts) and (sock := next(speakers, None)):
+            line = Line(sock, time.monotonic() + WELCOME_S)
+            try:
+                told.append(_welcome(line, token))
+                lines.append(line)
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                address.say(f"someone who is no node of this job was sent away ({error})")
+                line.close()
+    with _open_door(listener):
+        _reach_each_other(mine, told, lines)
+    findings = judge(told, hosts, gpus, ranks)
     print(table(told))
     for line in lines:
         with contextlib.suppress(OSError):
@@ -84,7 +93,7 @@ def lead(listener: socket.socket, mine: Facts, hosts: list[str], token: str, dea
 
 def follow(mine: Facts, meeting: tuple[str, int], token: str, deadline: float) -> list[Finding]:
     """Any other node: go to node 0, answer its questions; its verdict."""
-    with socket.create_server((mine.address, 0)) as listener:
+    with socket.create_server((mine.address, 0)) as listener, _open_door(listener):
         mine.port = listener.getsockname()[1]
         line = Line(_connect(meeting, deadline), deadline + _MORE_S)
         try:
@@ -110,6 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of this node (default $SLURM_NODEID)",
     )  # fmt: skip
     parser.add_argument("--gpus-per-node", type=int, default=0, help="GPUs each node must see")
+    parser.add_argument("--ranks-per-node", type=int, default=1, help="ranks that want a core each")
     parser.add_argument("--interface", default="", help="network interface to use")
     parser.add_argument("--script", default="", help="a file that must be the same on all nodes")
     parser.add_argument("--token", default="labutils", help="the job's id, to tell jobs apart")
@@ -126,6 +136,13 @@ def main(arguments: argparse.Namespace) -> int:
             "(--ntasks-per-node=1), since torchrun starts the ranks itself."
         )
     hosts, meeting = expand(arguments.hosts), _endpoint(arguments.meet)
+    if not 0 <= arguments.node_rank < len(hosts):
+        raise ValueError(
+            f"--node-rank is 0 to {len(hosts) - 1} for {len(hosts)} nodes, not "
+            f"{arguments.node_rank}."
+        )
+    if not 0 < arguments.timeout < math.inf:
+        raise ValueError(f"--timeout is a number of seconds, not {arguments.timeout:g}.")
     deadline = time.monotonic() + arguments.timeout
     findings = _take_part(arguments, hosts, meeting, deadline)
     if arguments.node_rank == 0:
@@ -142,12 +159,14 @@ def _take_part(
         if mine.trouble:  # node 0 may never hear of it
             address.say(f"{mine.host}: {mine.trouble}")
         return follow(mine, meeting, arguments.token, deadline)
-    with _listen(meeting) as listener:  # first of all: the others may be here already
+    with _listen(meeting, len(hosts)) as listener:  # first of all: others may be here already
         mine = collect(rank, hosts, meeting[0], interface, script)
-        return lead(listener, mine, hosts, arguments.token, deadline, arguments.gpus_per_node)
+        gpus, ranks = arguments.gpus_per_node, arguments.ranks_per_node
+        return lead(listener, mine, hosts, arguments.token, deadline, gpus, ranks)
 
 
-def _listen(meeting: tuple[str, int]) -> socket.socket:
+def _listen(meeting: tuple[str, int], nodes: int) -> socket.socket:
+    """Where all other nodes may connect before the first of them is welcomed."""
     name = socket.gethostname()
     if meeting[0] not in (own := address.own_addresses()):
         raise Failed(
@@ -155,7 +174,7 @@ def _listen(meeting: tuple[str, int]) -> socket.socket:
             f"{', '.join(own) or 'loopback only'}: is another node to be node 0?"
         )
     try:
-        return socket.create_server(meeting, backlog=128)
+        return socket.create_server(meeting, backlog=nodes + 16)
     except OSError as error:
         raise Failed(
             f"{name} cannot listen on {meeting[0]}:{meeting[1]} ({error.strerror}): does another "
@@ -163,13 +182,50 @@ def _listen(meeting: tuple[str, int]) -> socket.socket:
         ) from None
 
 
-def _next(listener: socket.socket, deadline: float) -> Line | None:
-    listener.settimeout(max(0.1, deadline - time.monotonic()))
+def _speakers(listener: socket.socket, deadline: float) -> Generator[socket.socket]:
+    """Connections to ``listener`` on which something is said, in that order, until the deadline.
+
+    Those that stay silent keep nobody waiting, and are closed at the end.
+    """
+    silent: set[socket.socket] = set()
+    with selectors.DefaultSelector() as ready:
+        ready.register(listener, selectors.EVENT_READ)
+        try:
+            while keys := ready.select(max(0.1, deadline - time.monotonic())):
+                for sock in (key.fileobj for key, _ in keys):
+                    if sock is listener:
+                        silent.add(new := listener.accept()[0])
+                        ready.register(new, selectors.EVENT_READ)
+                    elif isinstance(sock, socket.socket):
+                        ready.unregister(sock)
+                        silent.remove(sock)
+                        yield sock
+        finally:
+            for sock in silent:
+                sock.close()
+
+
+@contextlib.contextmanager
+def _open_door(listener: socket.socket) -> Iterator[None]:
+    """Meanwhile take connections and close them: those who only try the way fill no queue.
+
+    The kernel keeps a few connections waiting (128 before Linux 5.4), and ignores all others.
+    """
+    done = threading.Event()
+    listener.settimeout(0.1)
+
+    def take() -> None:
+        while not done.is_set():
+            with contextlib.suppress(OSError):
+                listener.accept()[0].close()
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
     try:
-        sock, _ = listener.accept()
-    except OSError:
-        return None
-    return Line(sock, deadline)
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _welcome(line: Line, token: str) -> Facts:

@@ -7,24 +7,16 @@ as every Slurm cluster has them, and labutils in the environment of the nodes.
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from labutils.cluster import job as jobs
+from labutils.cluster import sbatch
 from labutils.cluster.job import Job
-
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?")
-_OURS = {
-    "nodes": "--nodes", "N": "--nodes", "time": "--time", "t": "--time",
-    "gpus-per-node": "--gpus-per-node", "cpus-per-task": "--cpus-per-task", "c": "--cpus-per-task",
-    "requeue": "--requeue", "no-requeue": "--requeue", "signal": "--signal-before",
-    "ntasks": "", "n": "", "ntasks-per-node": "",
-}  # fmt: skip
-"""What the script says to sbatch itself: the option of this command for it; "" where it must be."""
 
 HEAD = """\
 #!/usr/bin/env bash
@@ -103,8 +95,18 @@ exit "$code"
 
 LEAVE = """echo "The time was up before training had ended." >&2"""
 REQUEUE = """\
-echo "The time was up: back into the queue, to go on from the checkpoint."
-    scontrol requeue "$SLURM_JOB_ID\""""
+if [[ ${{SLURM_RESTART_COUNT:-0}} -ge {limit} ]]; then
+        echo "The time was up again, but the job is not queued once more" \\
+            "(--max-requeues {limit}): does the script go on from its checkpoint, and does it" \\
+            "get from one checkpoint to the next within --time?" >&2
+    else
+        echo "The time was up: back into the queue, to go on from the checkpoint."
+        scontrol requeue "$SLURM_JOB_ID"
+    fi"""
+NO_RESUME = (
+    "labutils slurm: --requeue starts {script} again from its first line, and no argument of it "
+    'says "resume": make sure that it goes on from its checkpoint.'
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,17 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--nodes", type=int, required=True, metavar="N", help="how many nodes")
     jobs.add_arguments(parser)
-    add("--time", default="01:00:00", help="time limit, as sbatch takes it (default 01:00:00)")
-    add("--partition", help="partition of the cluster")
-    add("--account", help="account to charge")
-    add("--cpus-per-task", type=int, metavar="N", help="cores of each node")
-    add("--mem", help="memory of each node, like 64G")
-    add("--sbatch", action="append", default=[], metavar="OPTION",
-        help="one more option, as in --sbatch=--constraint=a100; may be repeated")  # fmt: skip
-    add("--signal-before", type=int, default=120, metavar="SECONDS",
-        help="how long before the time limit ranks get SIGUSR1, to save (default 120)")  # fmt: skip
-    add("--requeue", action="store_true", help="queue the job again when its time is up, or a node "
-        "fails: for scripts that go on from a checkpoint")  # fmt: skip
+    sbatch.add_arguments(parser)
     add("--out", metavar="FILE", help="file to write (default SCRIPT.sbatch; - prints it)")
     add("--force", action="store_true", help="overwrite that file")
 
@@ -130,9 +122,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Write the script, and say how to submit it."""
     job = jobs.from_arguments(arguments)
-    _check(arguments)
+    sbatch.check(job, arguments)
     script = render(job, arguments)
     _check_syntax(script)
+    if arguments.requeue and not any("resume" in word for word in job.arguments):
+        print(NO_RESUME.format(script=job.script), file=sys.stderr)
     if arguments.out == "-":
         print(script, end="")
         return 0
@@ -151,50 +145,17 @@ def render(job: Job, arguments: argparse.Namespace) -> str:
     """The whole script."""
     container = f"{job.container} " if job.container else ""
     head = HEAD.format(
-        directives="\n".join(_directives(job, arguments)),
-        file=f"{job.name}.sbatch" if arguments.out in (None, "-") else arguments.out,
+        directives="\n".join(sbatch.directives(job, arguments)),
+        file=_one_line([f"{job.name}.sbatch" if arguments.out in (None, "-") else arguments.out]),
         words=_words(job, arguments),
         environment=_environment(job),
         settings=jobs.settings(job),
     )
     check = CHECK.format() if job.preflight_s else ""
-    run = RUN.format(then=REQUEUE if arguments.requeue else LEAVE)
+    requeue = REQUEUE.format(limit=arguments.max_requeues)
+    run = RUN.format(then=requeue if arguments.requeue else LEAVE)
     body = BODY.format(container=container, before=arguments.signal_before)
     return f"{head}\n{jobs.functions(job)}\n\n{body}{check}{run}"
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    if arguments.nodes < 1:
-        raise ValueError(f"--nodes must be at least 1, not {arguments.nodes}.")
-    if not _TIME.fullmatch(arguments.time):
-        raise ValueError(f"--time takes minutes, HH:MM:SS or D-HH, not {arguments.time!r}.")
-    if not 0 <= arguments.signal_before <= 65535:
-        raise ValueError(f"--signal-before is 0 to 65535 seconds, not {arguments.signal_before}.")
-    if _seconds(arguments.time) <= arguments.signal_before:
-        raise ValueError(
-            f"--time {arguments.time} is over before SIGUSR1 could come, {arguments.signal_before} "
-            "s before its end: give a longer --time or a shorter --signal-before."
-        )
-    for name in ("partition", "account", "mem"):
-        if re.search(r"[\s;]", getattr(arguments, name) or ""):
-            raise ValueError(f"--{name} is one word, not {getattr(arguments, name)!r}.")
-    for option in arguments.sbatch:
-        if not option.startswith("-") or "\n" in option:
-            raise ValueError(f"--sbatch takes one option with its dashes, not {option!r}.")
-        name = re.split(r"[=\s]", option.lstrip("-") if option.startswith("--") else option[1:2])[0]
-        if name in _OURS:
-            how = f"use {_OURS[name]} of this command" if _OURS[name] else "it is one task a node"
-            raise ValueError(f"--sbatch={option} would contradict the script: {how}.")
-
-
-def _seconds(time: str) -> int:
-    """sbatch's minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM and D-HH:MM:SS."""
-    found = _TIME.fullmatch(time)
-    assert found is not None
-    days, first, second, third = (int(part) if part else None for part in found.groups())
-    if days is not None or third is not None:
-        return (((days or 0) * 24 + (first or 0)) * 60 + (second or 0)) * 60 + (third or 0)
-    return (first or 0) * 60 + (second or 0)
 
 
 def _check_syntax(script: str) -> None:
@@ -208,31 +169,6 @@ def _check_syntax(script: str) -> None:
             )
 
 
-def _directives(job: Job, arguments: argparse.Namespace) -> Iterator[str]:
-    """The lines that sbatch reads, each with what it is for where that is not plain."""
-    options = {
-        "job-name": job.name,
-        "nodes": arguments.nodes,
-        "gpus-per-node": job.gpus_per_node or None,
-        "cpus-per-task": arguments.cpus_per_task,
-        "mem": arguments.mem,
-        "time": arguments.time,
-        "partition": arguments.partition,
-        "account": arguments.account,
-        "chdir": Path.cwd(),
-    }
-    yield from (f"#SBATCH --{name}={value}" for name, value in options.items() if value is not None)
-    yield from (f"#SBATCH {option}" for option in arguments.sbatch)
-    yield "# One task a node: torchrun, which starts the node's ranks itself."
-    yield "#SBATCH --ntasks-per-node=1"
-    yield "# A job that is queued again goes on in the same log."
-    yield "#SBATCH --output=%x-%j.out"
-    yield "#SBATCH --open-mode=append"
-    yield f"#SBATCH --{'' if arguments.requeue else 'no-'}requeue"
-    yield "# Shortly before the time is up this shell, and only this shell, gets SIGUSR1."
-    yield f"#SBATCH --signal=B:USR1@{arguments.signal_before}"
-
-
 def _environment(job: Job) -> str:
     """The lines that make the environment ready; many of them trip over ``set -eu``."""
     if not job.setup:
@@ -244,4 +180,9 @@ def _words(job: Job, arguments: argparse.Namespace) -> str:
     """The command as it could be typed again, on one line."""
     words = ["--nodes", arguments.nodes, "--gpus-per-node", job.gpus_per_node]
     words += ["--ranks-per-node", job.ranks_per_node, "...", job.script, *job.arguments]
-    return " ".join(shlex.quote(str(word)) for word in words)
+    return _one_line(words)
+
+
+def _one_line(words: Sequence[object]) -> str:
+    """Quoted for the shell, in a comment: a line break within a word would end that."""
+    return " ".join(shlex.join(map(str, words)).splitlines())
