@@ -12,9 +12,9 @@ import html
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from labutils.timing import profiles
+from labutils.timing import checks, profiles
 from labutils.timing.library import NotRecorded
-from labutils.timing.predict import Prediction, Question
+from labutils.timing.predict import ARGUMENTS, Prediction, Question
 from labutils.timing.recording import CATEGORIES
 from labutils.timing.scaled import recording
 from labutils.virtual.memory import size
@@ -55,6 +55,7 @@ class WhatIf:
     """
 
     def __init__(self, model: Any, **asked: Any) -> None:
+        checks.keywords("lab.what_if", asked, ARGUMENTS)
         hardware = profiles.load(asked.setdefault("profile", "DGX-A100"))
         self.asked = {
             "gpus": hardware.gpus, "nodes": 1, "bucket_cap_mb": 25, "batch": 32, "accumulate": 1,
@@ -77,6 +78,7 @@ class WhatIf:
         Raises:
             ValueError: as ``lab.predict``; what is shown stays as it was.
         """
+        checks.keywords("set", changes, ARGUMENTS)
         asked = {**self.asked, **changes}
         self._answer(self._question(asked), asked)
         if self._sliders is not None:

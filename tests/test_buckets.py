@@ -15,7 +15,7 @@ from labutils.timing import bench, ddp
 from labutils.timing.bench import record
 from labutils.timing.play import steps
 from labutils.timing.recording import Setting
-from labutils.virtual.record import Collective, Entry
+from labutils.virtual.record import NATIVE, Collective, Entry
 
 MIB = 1 << 20
 
@@ -47,6 +47,16 @@ def test_without_rebuilding_the_first_bucket_is_reduced_last() -> None:
     given = [torch.empty(MIB, dtype=torch.uint8) for _ in range(10)]
     found = ddp.buckets(given, 3, 1, rebuilt=False)
     assert list(map(sorted, found)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+
+
+def test_the_broadcast_of_buffers_is_issued_by_cpp() -> None:
+    """DDP copies the buffers in one call of C++; all else in forward comes from Python."""
+    entries = record(spec("resnet_small"), Setting(strategy="ddp", batch=4)).last
+    forward = [e for e in entries if e.what == "kernel" and e.phase == "forward"]
+    native = {e.kernel.name for e in forward if e.kernel and e.ref == NATIVE}
+    python = {e.kernel.name for e in forward if e.kernel and e.ref != NATIVE}
+    assert native == {"view", "cat", "slice", "copy_"}
+    assert "convolution" in python and "copy_" not in python
 
 
 def plain(entries: list[Entry]) -> list[tuple[Any, ...]]:

@@ -165,15 +165,26 @@ def test_backward_of_a_convolution_is_about_two_forwards() -> None:
 
 def test_tf32_changes_the_layout_around_most_convolutions() -> None:
     """All but some of those that are a plain product."""
-    model = replace(A100.model, layout_passes=20.0)
-    slow = replace(A100, model=replace(model, pointwise_layout_share=1e-9))
+    usual = replace(A100, gpu=replace(A100.gpu, peak={**A100.gpu.peak, "float32": 1e11}))
+    model = replace(A100.model, layout_passes=20.0)  # and ordinary cores that are slower still
+    slow = replace(usual, model=replace(model, pointwise_layout_share=1e-9))
     for name in ("convolution", "convolution_backward"):
         three, one, strided = (
             cost.kernel_seconds(convolution(name, 1, side=side, stride=stride), slow)
-            / cost.kernel_seconds(convolution(name, 1, side=side, stride=stride), A100)
+            / cost.kernel_seconds(convolution(name, 1, side=side, stride=stride), usual)
             for side, stride in ((3, 1), (1, 1), (1, 2))
         )
         assert one <= 1 < 3 < min(three, strided)
+
+
+def test_tf32_is_left_where_ordinary_cores_are_quicker() -> None:
+    """An RTX 4090 has the same peak for both, and tensor cores reach less of theirs."""
+    gpu = profiles.load("RTX-4090")
+    ordinary = replace(gpu, tf32=frozenset())
+    works = [convolution("convolution", 1), convolution("convolution_backward", 1)]
+    for work in (*works, matmul(4096, 4096, 4096)):
+        allowed = replace(gpu, tf32=frozenset({"conv", "gemm"}))
+        assert cost.kernel_seconds(work, allowed) <= cost.kernel_seconds(work, ordinary)
 
 
 @pytest.mark.parametrize(("dtype", "times"), [("float32", 4 / 3), ("float16", 8 / 3)])

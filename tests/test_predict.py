@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import re
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +18,11 @@ from torch import nn
 from labutils import virtual
 from labutils.cli import main
 from labutils.models import spec
-from labutils.timing import library, profiles, scaled
+from labutils.timing import ddp, library, profiles, published, scaled
 from labutils.timing.cost import collective_seconds
 from labutils.timing.play import union
 from labutils.timing.predict import Prediction, Question, predict, scaling
-from labutils.virtual.record import Recorder
+from labutils.virtual.record import Collective, Entry, Recorder
 from labutils.virtual.state import state
 
 DGX = "DGX-1-V100"
@@ -197,6 +200,46 @@ def test_precision_decides_the_rate() -> None:
     assert times["bf16"] < times["amp"] < times["tf32"]
 
 
+@pytest.mark.parametrize(
+    ("profile", "precision", "words"),
+    [
+        ("V100-SXM2", "bf16", "A V100-SXM2 has no bf16 units: .* as long as in fp32"),
+        ("T4", "tf32", "A T4 has no tf32 units"),
+        ("P100", "bf16", "A P100 has no bf16 units"),
+        ("P100", "amp", "A P100 has no tensor cores for amp: .* 2 times as fast as in fp32"),
+        ("P100", "fp32", ""), ("V100-SXM2", "amp", ""), ("A100-PCIe", "bf16", ""),
+        ("RTX-4090", "tf32", ""),
+    ],
+)  # fmt: skip
+def test_a_precision_that_the_gpu_lacks_is_said(profile: str, precision: str, words: str) -> None:
+    notes = predict("mlp", 8, "single", profile=profile, precision=precision).notes
+    assert len(notes) == bool(words)
+    assert re.match(words, "".join(notes))
+
+
+def test_tf32_is_no_slower_where_its_peak_is_no_higher() -> None:
+    asked: dict[str, Any] = {"strategy": "single", "profile": "RTX-4090", "seq": 128}
+    plain, tf32 = (predict("bert_base", 8, precision=p, **asked).step_s for p in ("fp32", "tf32"))
+    assert tf32 <= plain
+
+
+def test_gradients_in_the_buckets_are_not_copied_back() -> None:
+    """The host alone copies 8 gradients; with views it issues no copy at all."""
+    own, views = (tower(gpus=2, gradient_as_bucket_view=v) for v in (False, True))
+    copies = [sum(s.name == "copy_" for s in p.trace.spans) for p in (own, views)]
+    assert copies == [8, 0]
+    assert views.step_s < own.step_s
+
+
+@pytest.mark.parametrize("name", ["rn50", "rn101"])
+def test_ddp_on_one_gpu_costs_what_was_published(name: str) -> None:
+    """Its copies into and out of buckets, and its broadcast of buffers, without communication."""
+    rows = {p.name: p for p in published.rows("pytorch_ddp_benchmark")}
+    points = rows[f"{name}-v100-1"], rows[f"{name}-v100-noddp"]
+    ddp, alone = (predict(**p.asked).step_s for p in points)
+    assert ddp / alone == pytest.approx(points[0].value / points[1].value, abs=0.015)
+
+
 def test_data_parallel_divides_the_batch() -> None:
     prediction = tower(strategy="dp", gpus=4, batch=256)
     assert {"GPU 0", "GPU 3"} <= set(prediction.trace.devices)
@@ -209,6 +252,9 @@ def test_cost_does_not_grow_with_the_number_of_gpus() -> None:
     few, many = tower(gpus=8, nodes=2), tower(gpus=8, nodes=128)
     assert len(few.trace.spans) == len(many.trace.spans)
     assert few.trace.devices == many.trace.devices
+    reduced = Entry("collective", "main", 0, 0, "", None, Collective("all_reduce", (0, 1), "all"))
+    (spread,) = ddp.spread([reduced], 1 << 20)
+    assert len(spread.ref.devices) == 1 << 20 and sys.getsizeof(spread.ref.devices) < 100
 
 
 def test_a_scaling_curve_has_the_points_of_predict() -> None:
@@ -217,6 +263,21 @@ def test_a_scaling_curve_has_the_points_of_predict() -> None:
         alone = predict("mlp", 64, gpus=min(world, 8), nodes=-(-world // 8), profile=DGX)
         assert rate == pytest.approx(alone.samples_per_s, rel=1e-3)
     assert [n for n, _ in scaling("mlp", profile="V100-SXM2")] == [1, 2, 4, 8]  # no fabric
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"worlds": (0,)}, "worlds must be whole numbers of GPUs, .* but one is 0"),
+        ({"worlds": (8, 1.5)}, "but one is 1.5"),
+        ({"worlds": (1 << 21,)}, "from 1 to 1,048,576"),
+        ({"strategy": "dp"}, "lab.scaling is about 'ddp' and takes no strategy"),
+        ({"batchsize": 3}, "Unknown argument of lab.scaling 'batchsize'. Did you mean batch"),
+    ],
+)  # fmt: skip
+def test_an_impossible_curve_is_a_sentence(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        scaling("mlp", **{"profile": DGX, **asked})
 
 
 def test_passes_and_a_scaling_curve() -> None:
@@ -340,6 +401,12 @@ class Reads(Tower):
         ({"strategy": "dp", "gpus": 8, "batch": 4}, "4 samples do not reach 8 GPUs"),
         ({"batch": 0}, "batch must be a whole number, 1 or more, but is 0"),
         ({"accumulate": 1.5}, "accumulate must be a whole number"),
+        ({"batch": 10**20}, "batch must be at most 1,000,000, but is 100,000,000,000,000,000,000"),
+        ({"nodes": 10**9}, "nodes must be at most 1,048,576, but is 1,000,000,000"),
+        ({"gpus": 8, "nodes": 2**18}, "262,144 nodes of 8 GPUs are more than 1,048,576 GPUs"),
+        ({"accumulate": 100_000}, "accumulate must be at most 1,000, but is 100,000"),
+        ({"model": "bert_base", "seq": "64"}, "seq must be a whole number, 1 or more, but is '64'"),
+        ({"profile": None}, "profile must be a name or the path of a TOML file, but is None"),
         ({"bucket_cap_mb": -1}, "bucket_cap_mb must be a number of MiB"),
         ({"loader": "fast"}, "loader is 'fast', but must be seconds per batch"),
         ({"model": "bert_base", "seq": 600}, "seq is 600"),
@@ -373,6 +440,14 @@ def test_the_command_on_a_batch_that_does_not_fit(capsys: pytest.CaptureFixture[
     words = "predict --model bert_base --seq 128 --batch 512 --profile V100-SXM2"
     assert main(words.split()) == 0
     assert "Out of memory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["nowhere/x.json", "."])
+def test_a_trace_that_cannot_be_written(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", "--model", "mlp", "--trace", str(tmp_path / place)]) == 2
+    assert "The trace cannot be written to" in capsys.readouterr().err
 
 
 def test_the_command_on_nonsense(capsys: pytest.CaptureFixture[str]) -> None:

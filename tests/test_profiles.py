@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from labutils.timing import profiles
+from labutils.timing import profiles, ranges
 
 SYSTEMS = ["DGX-1-V100", "DGX-2-V100", "DGX-A100", "DGX-H100", "PCIe-box"]
 GPUS = [
@@ -196,6 +197,44 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, old: str, new: str, complaint
 def test_malformed_files_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         profiles.load(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("2e11", "200", r"gpu.mine.memory_bandwidth is in bytes per second, 1e\+09 to 1e\+15"),
+        ("5e12", "5", "gpu.mine.peak.float32 is in FLOP per second"),
+        ("8000000000", "8", "gpu.mine.memory_bytes is in bytes, .* so it cannot be 8"),
+        ("2e11", "1e-300", "gpu.mine.memory_bandwidth .* cannot be 1e-300"),
+        ("pinned = 1e9", "pinned = 1", "bus.usb.pinned is in bytes per second"),
+        ("latency = 1e-5", "latency = 20", "bus.usb.latency is in seconds, 1e-09 to 10"),
+        ("float32 = 5e12", "float32 = 5e12, float17 = 1e12",
+         r"Unknown element type in \[gpu.mine\] 'float17'. Did you mean .*float16"),
+        ("{ float32 = 5e12 }", '{ float32 = 5e12 }\ntensor = ["float16"]',
+         "gpu.mine.tensor has 'float16', but gpu.mine.peak no number for it"),
+        ("[bus.usb]", "[host]\npython_seconds = 10\n[bus.usb]",
+         "host.python_seconds is in seconds"),
+        ("[bus.usb]", "[system.s]\ngpu = 'mine'\ngpus = 99999999\n[bus.usb]",
+         "system.s.gpus is in GPUs, 1 to 65536"),
+    ],
+)  # fmt: skip
+def test_a_number_in_the_wrong_unit_is_refused(
+    tmp_path: Path, old: str, new: str, complaint: str
+) -> None:
+    text = OWN.replace('"mine"', '"s"') if "system.s" in new else OWN
+    assert old in text
+    with pytest.raises(ValueError, match=complaint):
+        profiles.load(write(tmp_path, text.replace(old, new, 1)))
+
+
+def test_every_entry_of_a_profile_has_a_range() -> None:
+    numbers = {
+        f.name
+        for kind in (profiles.Gpu, profiles.Bus, profiles.Link)
+        for f in fields(kind)
+        if "float" in str(f.type) or f.type == "int"
+    }
+    assert numbers - {"curve"} <= ranges.RANGES.keys()
 
 
 def test_a_file_that_is_not_there() -> None:

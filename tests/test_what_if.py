@@ -94,6 +94,19 @@ def test_set_moves_the_sliders(view: WhatIf) -> None:
         view.set(fabric="string")
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"strategy": "dp"}, "lab.what_if is about 'ddp' and takes no strategy: ask lab.predict"),
+        ({"batch_size": 8}, "Unknown argument of lab.what_if 'batch_size'. Did you mean batch"),
+        ({"profile": None}, "profile must be a name"),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_a_sentence(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        what_if("mlp", **asked)
+
+
 def test_what_does_not_fit_is_said_in_a_sentence() -> None:
     view = what_if("resnet18", profile="2080-Ti", batch=512)
     assert "It does not fit, so the times are what they would be." in view.sentence()

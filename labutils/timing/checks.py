@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import profiles
 from .profiles import Profile
 from .tables import unknown
 
+WORLD = 1 << 20
+"""The most GPUs of all nodes together."""
+MOST = {"batch": 1_000_000, "accumulate": 1_000, "seq": 1_000_000, "gpus": WORLD, "nodes": WORLD}
+"""The largest number that is answered: of passes, since each is played; of others, since nobody has
+more, so that it is a slip."""
+
 
 def counts(**values: Any) -> None:
-    """Whole numbers, 1 or more."""
+    """Whole numbers, 1 or more, and not absurdly many."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a whole number, 1 or more, but is {value!r}.")
+        if value > MOST[name]:
+            raise ValueError(f"{name} must be at most {MOST[name]:,}, but is {value:,}.")
+
+
+def worlds(values: Sequence[Any]) -> None:
+    """Numbers of GPUs of a scaling curve."""
+    for value in values:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or not 1 <= value <= WORLD:
+            raise ValueError(
+                f"worlds must be whole numbers of GPUs, from 1 to {WORLD:,}, but one is {value!r}."
+            )
+
+
+def keywords(function: str, asked: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Arguments that a function of DDP passes on to a prediction."""
+    for name in asked:
+        if name == "strategy":
+            raise ValueError(f"{function} is about 'ddp' and takes no strategy: ask lab.predict.")
+        if name not in known:
+            raise ValueError(unknown(f"argument of {function}", name, list(known)))
 
 
 def choice(what: str, value: Any, known: Sequence[str]) -> None:
@@ -36,6 +63,8 @@ def place(strategy: str, gpus: int, nodes: int, batch: int, profile: Profile) ->
         raise ValueError(f"{strategy!r} runs in one process: nodes must be 1, but is {nodes}.")
     if strategy == "single" and gpus > 1:
         raise ValueError(f"'single' uses one GPU, but gpus is {gpus}: choose 'ddp' or 'dp'.")
+    if gpus * nodes > WORLD:
+        raise ValueError(f"{nodes:,} nodes of {gpus} GPUs are more than {WORLD:,} GPUs in all.")
     if gpus > profile.gpus:
         raise ValueError(
             f"A node of {profile.name} has {profile.gpus} GPUs, but gpus is {gpus}: add nodes."
@@ -64,4 +93,4 @@ def seconds_per_batch(loader: float | str | None, batch: int) -> float:
     return batch / value if rate else value
 
 
-__all__ = ["choice", "counts", "limits", "place", "seconds_per_batch"]
+__all__ = ["choice", "counts", "keywords", "limits", "place", "seconds_per_batch", "worlds"]

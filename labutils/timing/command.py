@@ -38,9 +38,17 @@ def main(arguments: argparse.Namespace) -> int:
     asked = {k: v for k, v in asked.items() if k not in ("command", "json", "trace")}
     prediction = predict(**asked)
     if arguments.trace:
-        prediction.trace.save(arguments.trace)
+        _save(prediction, arguments.trace)
     print(json.dumps(prediction.as_dict(), indent=2) if arguments.json else table(prediction))
     return 0
+
+
+def _save(prediction: Prediction, path: str) -> None:
+    try:
+        prediction.trace.save(path)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ValueError(f"The trace cannot be written to {path!r}: {why}.") from None
 
 
 def table(prediction: Prediction) -> str:

@@ -14,8 +14,8 @@ from functools import lru_cache
 
 from ..virtual.record import Copy, Kernel
 from .contention import Load, beside, load
-from .products import ITEM_BYTES, arithmetic_seconds, is_pointwise
-from .profiles import Link, Profile, measured_link
+from .products import arithmetic_seconds, is_pointwise
+from .profiles import ITEM_BYTES, Link, Profile, measured_link
 
 MATRIX_KINDS = ("gemm", "conv", "attention")
 HALF_OPS = ("all_gather", "reduce_scatter", "all_to_all")
@@ -26,16 +26,20 @@ HALF_OPS = ("all_gather", "reduce_scatter", "all_to_all")
 
 
 def kernel_seconds(kernel: Kernel, profile: Profile) -> float:
-    """Seconds that ``kernel`` occupies a GPU of ``profile``; 0 for a view."""
+    """Seconds that ``kernel`` occupies a GPU of ``profile``; 0 for a view.
+
+    Where TF32 is allowed and not quicker, libraries take the ordinary cores.
+    """
     if kernel.kind == "view":
         return 0.0
     launches = math.ceil(max(1, kernel.tensors) / profile.model.tensors_per_launch)
     memory = _memory_seconds(kernel, profile)
-    seconds = launches * profile.model.kernel_floor
-    if precision(kernel, profile) == "tfloat32" and kernel.kind == "conv":
-        share = profile.model.pointwise_layout_share if is_pointwise(kernel) else 1.0
-        seconds += share * profile.model.layout_passes * memory
-    return seconds + max(_arithmetic_seconds(kernel, profile), memory)
+    dtype = precision(kernel, profile)
+    seconds = max(_arithmetic_seconds(kernel, dtype, profile), memory)
+    if dtype == "tfloat32":
+        ordinary = max(_arithmetic_seconds(kernel, "float32", profile), memory)
+        seconds = min(ordinary, seconds + _layout_seconds(kernel, memory, profile))
+    return launches * profile.model.kernel_floor + seconds
 
 
 def precision(kernel: Kernel, profile: Profile) -> str:
@@ -44,6 +48,14 @@ def precision(kernel: Kernel, profile: Profile) -> str:
     if kernel.dtype == "float32" and kernel.kind in profile.tf32 and "tfloat32" in profile.gpu.peak:
         return "tfloat32"
     return kernel.dtype
+
+
+def _layout_seconds(kernel: Kernel, memory: float, profile: Profile) -> float:
+    """Changes of layout around a convolution on TF32 cores."""
+    if kernel.kind != "conv":
+        return 0.0
+    share = profile.model.pointwise_layout_share if is_pointwise(kernel) else 1.0
+    return share * profile.model.layout_passes * memory
 
 
 def _memory_seconds(kernel: Kernel, profile: Profile) -> float:
@@ -72,13 +84,13 @@ def _batch_norm_seconds(kernel: Kernel, bandwidth: float, profile: Profile) -> f
     return (passes * kernel.bytes_read + kernel.bytes_written) / bandwidth
 
 
-def _arithmetic_seconds(kernel: Kernel, profile: Profile) -> float:
+def _arithmetic_seconds(kernel: Kernel, dtype: str, profile: Profile) -> float:
     peak = profile.gpu.peak
     if not kernel.flops:
         return 0.0
     if kernel.kind not in MATRIX_KINDS:
         return kernel.flops / peak.get("float32", max(peak.values()))
-    return arithmetic_seconds(kernel, precision(kernel, profile), profile)
+    return arithmetic_seconds(kernel, dtype, profile)
 
 
 # ------------------------------------------------------------------------------------------- copies
@@ -202,7 +214,8 @@ def _interpolate(shape: Shape, x: float) -> float:
 def issue_seconds(kernel: Kernel, python: bool, profile: Profile) -> tuple[float, float]:
     """Host seconds to issue ``kernel``: (holding the GIL, without it).
 
-    ``python`` is false in the autograd engine's threads, which are C++ and need no GIL.
+    ``python`` is false in the autograd engine's threads, and in functions of C++ that issue many
+    operations: both need no GIL.
     """
     host = profile.host
     if kernel.kind == "view":

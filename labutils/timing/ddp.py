@@ -77,7 +77,7 @@ def regroup(entries: list[Entry], groups: Sequence[Group]) -> list[Entry]:
 
     A bucket is reduced when its last gradient is ready and the buckets before it have been
     reduced.  At the end of backward the stream waits for one bucket after the other, and what was
-    reduced is copied back into the gradients.
+    reduced is copied back into the gradients, unless these lie in the buckets.
     """
     parts = _take_apart(entries, sum(map(len, groups)))
     order = [index for group in groups for index in group]
@@ -99,7 +99,7 @@ def regroup(entries: list[Entry], groups: Sequence[Group]) -> list[Entry]:
 
 def spread(entries: list[Entry], world: int) -> list[Entry]:
     """The entries with their collectives over ``world`` ranks."""
-    ranks = tuple(range(world))
+    ranks = range(world)  # as large for a million ranks as for two
     return [
         e._replace(ref=e.ref._replace(devices=ranks)) if e.what == "collective" else e
         for e in entries
@@ -124,10 +124,11 @@ def _take_apart(entries: list[Entry], count: int) -> _Parts:
 
 
 def _belongs(entries: list[Entry], position: int) -> bool:
-    """Whether the entry works on the bucket that was waited for (memory may change in between)."""
+    """Whether the entry works on the bucket that was waited for, or is the change of memory that
+    was noted with such work."""
     entry = entries[position]
-    if entry.what == "memory" and position + 1 < len(entries):
-        entry = entries[position + 1]
+    if entry.what == "memory":
+        entry = entries[position - 1]
     return entry.kernel is not None and entry.kernel.name in ("as_strided", "view", "copy_")
 
 
@@ -151,7 +152,7 @@ def _reduced(
 
 
 def _finished(entries: list[Entry], parts: _Parts, groups: Sequence[Group]) -> list[Entry]:
-    """Bucket by bucket: wait, views of the bucket, copies into the gradients."""
+    """Bucket by bucket: wait, views of the bucket, copies into gradients that are no views."""
     made: list[Entry] = []
     for group in groups:
         wait = parts.waits[group[-1]]

@@ -247,7 +247,7 @@ class Devices:
     def _start_collective(self, ready: int, entry: Entry) -> int:
         group, kernel = entry.ref, _work(entry)
         nbytes = kernel.bytes_written if group.op == "all_gather" else kernel.bytes_read
-        nodes = len({d // self.per_node for d in group.devices}) if group.group else 1
+        nodes = _nodes(group.devices, self.per_node) if group.group else 1
         length, taken = self.costs.collective(group.op, nbytes, len(group.devices), nodes)
         devices = group.devices if self.merged or not group.group else (entry.device,)
         start = reserve(self._ways.of_collective(devices), ready, length, self.now)
@@ -278,6 +278,13 @@ class Devices:
                 self._unblocked.append(waiter)
             else:
                 self.wake(waiter, event.time)
+
+
+def _nodes(ranks: Sequence[int], per_node: int) -> int:
+    """On how many nodes the ranks are; for all of a large job without going through them."""
+    if isinstance(ranks, range):
+        return -(-len(ranks) // per_node)
+    return len({rank // per_node for rank in ranks})
 
 
 def _work(entry: Entry) -> Kernel:

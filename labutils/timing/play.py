@@ -14,7 +14,7 @@ from ..virtual.memory import size
 from ..virtual.record import Entry
 from . import ddp
 from .cost import Costs
-from .profiles import Profile
+from .profiles import Gpu, Profile
 from .recording import CATEGORIES, Recording
 from .schedule import Scheduler
 
@@ -127,7 +127,9 @@ def behind_loader(trace: Trace, idle: float) -> Trace:
     return dataclasses.replace(trace, spans=[wait, *spans], memory=memory)
 
 
-def notes(recording: Recording, memory: dict[str, int], profile: Profile, idle: float) -> list[str]:
+def notes(
+    recording: Recording, memory: dict[str, int], profile: Profile, precision: str, idle: float
+) -> list[str]:
     """What a reader of the prediction has to know, a sentence each."""
     found = []
     capacity = profile.gpu.memory_bytes
@@ -137,6 +139,7 @@ def notes(recording: Recording, memory: dict[str, int], profile: Profile, idle: 
             f"Out of memory: each GPU would hold {size(memory['peak'])} ({parts}), but a "
             f"{profile.gpu.name} has {size(capacity)}."
         )
+    found += lacking(precision, profile.gpu)
     if recording.others:
         found.append(f"The GPUs after GPU 0 hold at most {size(max(recording.others))}.")
     if idle:
@@ -144,4 +147,23 @@ def notes(recording: Recording, memory: dict[str, int], profile: Profile, idle: 
     return found
 
 
-__all__ = ["Prediction", "behind_loader", "exposed", "notes", "play", "steps", "uncollected"]
+def lacking(precision: str, gpu: Gpu) -> list[str]:
+    """What the GPU has no units for, by its own table of peaks; nothing where it has them."""
+    dtype = {"fp32": "float32", "tf32": "tfloat32", "bf16": "bfloat16"}.get(precision, "float16")
+    if dtype not in gpu.peak:
+        return [
+            f"A {gpu.name} has no {precision} units: matrix products and convolutions take as long "
+            "as in fp32."
+        ]
+    if dtype not in gpu.tensor and dtype != "float32":
+        return [
+            f"A {gpu.name} has no tensor cores for {precision}: matrix products and convolutions "
+            f"run on its ordinary cores, {gpu.peak[dtype] / gpu.peak['float32']:.3g} times as fast "
+            "as in fp32 at best."
+        ]
+    return []
+
+
+__all__ = [
+    "Prediction", "behind_loader", "exposed", "lacking", "notes", "play", "steps", "uncollected",
+]  # fmt: skip

@@ -68,6 +68,8 @@ def predict(
             and "fp16" have all tensors in that type.
         bucket_cap_mb, first_bucket_mb: DDP's buckets, in MiB.  DDP itself has a small first bucket
             only where no ``bucket_cap_mb`` is passed to it; otherwise both are the same.
+        gradient_as_bucket_view: gradients lie in the buckets, and are not copied back.  They are
+            still copied in, since ``zero_grad`` sets them to None.
         accumulate: passes per step; all but the last are under ``no_sync``.
         loader: how fast each process gets its batches: seconds per batch, or a text such as
             "1200/s" for samples per second.  Loading runs beside the step, one batch ahead.
@@ -95,6 +97,7 @@ def scaling(model: Any, worlds: Sequence[int] = WORLDS, **asked: Any) -> list[tu
     Raises:
         ValueError: as :func:`predict`.
     """
+    checks.keywords("lab.scaling", asked, ARGUMENTS)
     return Question(model, **{"gpus": 1, **asked}).curve(worlds, asked.get("gpus"))
 
 
@@ -124,8 +127,9 @@ class Question:
 
     def __post_init__(self) -> None:
         checks.counts(
-            batch=self.batch, gpus=self.gpus, nodes=self.nodes, accumulate=self.accumulate
-        )
+            batch=self.batch, gpus=self.gpus, nodes=self.nodes, accumulate=self.accumulate,
+            **({} if self.seq is None else {"seq": self.seq}),
+        )  # fmt: skip
         checks.choice("strategy", self.strategy, STRATEGIES)
         checks.choice("precision", self.precision, PRECISIONS)
         checks.limits(bucket_cap_mb=self.bucket_cap_mb, first_bucket_mb=self.first_bucket_mb)
@@ -164,7 +168,7 @@ class Question:
             fits=memory["peak"] <= self.hardware.gpu.memory_bytes,
             trace=trace,
             buckets=[sum(nbytes(tensors[i]) for i in group) for group in self.groups],
-            notes=notes(self.recording, memory, self.hardware, idle),
+            notes=notes(self.recording, memory, self.hardware, self.precision, idle),
         )
 
     @uncollected()
@@ -172,6 +176,7 @@ class Question:
         self, worlds: Sequence[int] = WORLDS, per_node: int | None = None
     ) -> list[tuple[int, float]]:
         """Samples per second by number of GPUs; without a fabric, up to one node's."""
+        checks.worlds(worlds)
         node = per_node or self.hardware.gpus
         last = [e for e in steps(self.recording, 1, self.groups) if e.what != "memory"]
         before = 0.0  # passes that communicate nothing take as long on any number of GPUs
@@ -226,6 +231,14 @@ class Question:
         )  # fmt: skip
 
 
+ARGUMENTS = tuple(
+    field.name
+    for field in dataclasses.fields(Question)
+    if field.name not in ("model", "strategy", "record")
+)
+"""What :func:`predict` may be asked of DDP, beside the model."""
+
+
 def _profile(name: str, fabric: str | None, precision: str) -> Profile:
     chosen = profiles.load(name, fabric)
     if precision == "tf32":
@@ -233,4 +246,7 @@ def _profile(name: str, fabric: str | None, precision: str) -> Profile:
     return chosen
 
 
-__all__ = ["PRECISIONS", "STRATEGIES", "WORLDS", "Prediction", "Question", "predict", "scaling"]
+__all__ = [
+    "ARGUMENTS", "PRECISIONS", "STRATEGIES", "WORLDS", "Prediction", "Question", "predict",
+    "scaling",
+]  # fmt: skip

@@ -12,9 +12,8 @@ import math
 from typing import NamedTuple
 
 from ..virtual.record import Kernel
-from .profiles import Profile
+from .profiles import ITEM_BYTES, Profile
 
-ITEM_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
 TILES = (128 * 128, 128 * 64, 64 * 64)
 """Output elements of one thread block: tile shapes that cuBLAS, cuDNN and CUTLASS all have."""
 NARROWEST = 32
@@ -138,6 +137,6 @@ def _filled(product: Product, area: int, peak: float, profile: Profile) -> float
 
 
 __all__ = [
-    "ITEM_BYTES", "TILES", "Product", "arithmetic_seconds", "efficiency", "is_pointwise",
+    "TILES", "Product", "arithmetic_seconds", "efficiency", "is_pointwise",
     "products",
 ]  # fmt: skip

@@ -11,13 +11,17 @@ import os
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from . import ranges
 from .tables import Tables, fill, named, need, read, table, text, unknown, whole
 
 BUILT_IN = Path(__file__).with_name("profiles.toml")
 GPUS_PER_NODE = 8
 """GPUs in one node of a profile that names a kind of GPU and no system."""
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
+"""Element types that a GPU may have a peak for, with the bytes of an element."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,8 @@ def load(name: str | os.PathLike[str], fabric: str | None = None) -> Profile:
     Raises ``ValueError`` for an unknown name (with the nearest known ones), and for a file with a
     missing, unknown or impossible entry.
     """
+    if not isinstance(name, (str, os.PathLike)):
+        raise ValueError(f"profile must be a name or the path of a TOML file, but is {name!r}.")
     wanted = os.fspath(name)
     if not wanted.endswith(".toml"):
         return _build(_built_in(), wanted, fabric)
@@ -192,8 +198,7 @@ def _build(tables: Tables, name: str, fabric: str | None) -> Profile:
         raise ValueError(unknown("profile", name, [*tables["system"], *tables["gpu"]]))
     where = f"system.{name}"
     gpu = _part(Gpu, tables, "gpu", need(system, "gpu", where))
-    if "float32" not in gpu.peak:
-        raise ValueError(f"gpu.{gpu.name}.peak needs a number for 'float32'.")
+    _check_types(gpu)
     fabric = fabric or system.get("fabric")
     model = fill(Model, tables["model"], "model")
     link = _part(Link, tables, "link", system.get("link", gpu.link))
@@ -201,15 +206,35 @@ def _build(tables: Tables, name: str, fabric: str | None) -> Profile:
     return Profile(
         name=name,
         gpu=gpu,
-        gpus=whole(need(system, "gpus", where), f"{where}.gpus"),
+        gpus=_count(need(system, "gpus", where), "gpus", where),
         bus=_part(Bus, tables, "bus", system.get("bus", gpu.bus)),
         link=link,
         host=fill(Host, tables["host"], "host"),
         model=model,
-        bus_shared_by=whole(system.get("bus_shared_by", 1), f"{where}.bus_shared_by"),
+        bus_shared_by=_count(system.get("bus_shared_by", 1), "bus_shared_by", where),
         fabric=_part(Link, tables, "fabric", fabric) if fabric else None,
         source=text(system.get("source", gpu.source), f"{where}.source"),
     )
+
+
+def _count(value: Any, key: str, where: str) -> int:
+    """A number of GPUs of a system."""
+    number = whole(value, f"{where}.{key}")
+    ranges.check(key, number, f"{where}.{key}")
+    return number
+
+
+def _check_types(gpu: Gpu) -> None:
+    """Element types that there are, with peaks for float32 and for all on tensor cores."""
+    where = f"gpu.{gpu.name}"
+    for name in (*gpu.peak, *gpu.tensor):
+        if name not in ITEM_BYTES:
+            raise ValueError(unknown(f"element type in [{where}]", name, list(ITEM_BYTES)))
+    if "float32" not in gpu.peak:
+        raise ValueError(f"{where}.peak needs a number for 'float32'.")
+    for name in gpu.tensor:
+        if name not in gpu.peak:
+            raise ValueError(f"{where}.tensor has {name!r}, but {where}.peak no number for it.")
 
 
 SHARES = (
@@ -244,5 +269,6 @@ def _part(kind: type[Part], tables: Tables, group: str, name: str) -> Part:
 
 
 __all__ = [
-    "Bus", "Gpu", "Host", "Link", "Model", "Profile", "fabrics", "load", "measured_link", "names",
+    "ITEM_BYTES", "Bus", "Gpu", "Host", "Link", "Model", "Profile", "fabrics", "load",
+    "measured_link", "names",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any
 
 from ..trace import Trace
-from ..virtual.record import Entry, Graph
+from ..virtual.record import NATIVE, Entry, Graph
 from .cost import Costs, nanoseconds
 from .devices import Devices
 from .engines import Event
@@ -254,7 +254,7 @@ class Scheduler:
 
     def _issue(self, thread: Thread, entry: Entry) -> int:
         """The host's part of an operation; returns its end."""
-        held, free, *_ = self._costs.kernel(entry.kernel, thread.python)
+        held, free, *_ = self._costs.kernel(entry.kernel, thread.python and entry.ref != NATIVE)
         return thread.issue(entry.phase, held, free)
 
     def _arrive(self, thread: Thread, entry: Entry) -> int | None:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
+from . import ranges
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -63,6 +65,7 @@ def fill(kind: type[T], values: Tables, where: str) -> T:
         missing = dataclasses.MISSING
         if key in values or (spec.default is missing and spec.default_factory is missing):
             filled[key] = _value(str(spec.type), need(values, key, where), f"{where}.{key}")
+            ranges.check(key, filled[key], f"{where}.{key}")
     return kind(**filled)
 
 

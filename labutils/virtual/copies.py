@@ -164,7 +164,8 @@ def _copy_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Te
     raw_target = target.raw if to != HOST else target
     raw_source = source.raw if origin != HOST else source
     if to == origin:
-        run(operator_of(func), (target, source), {})
+        if not _same_memory(target, source):
+            run(operator_of(func), (target, source), {})
         return target
     if to == HOST and raw_source.is_meta:
         unknown.check("Copying to the CPU")
@@ -180,6 +181,15 @@ def _copy_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Te
     if to == HOST and raw_source.is_meta:
         unknown.land(target, origin, later=not blocking)
     return target
+
+
+def _same_memory(target: VirtualTensor, source: VirtualTensor) -> bool:
+    """Nothing to copy: CUDA leaves it out (Copy.cu), and DDP with gradients in its buckets."""
+    return (
+        target.block is source.block
+        and target.signature == source.signature
+        and target.storage_offset() == source.storage_offset()
+    )
 
 
 def _read_value(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -167,6 +168,23 @@ class VirtualReducer(dist.Reducer):
             return bool(super()._rebuild_buckets())
 
 
+def _native(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``original``, which is C++ and issues its operations without Python, marked in the log."""
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if not state.devices:
+            return original(*args, **kwargs)
+        host = state.recorder.host()
+        host.native = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            host.native = False
+
+    return function
+
+
 def install() -> None:
     """Let gloo serve "vgpu", and DDP keep its buckets there."""
     if not dist.is_available():
@@ -174,6 +192,7 @@ def install() -> None:
     HANDLERS["c10d"] = run_collective
     dist.Backend.backend_capability["gloo"].append("vgpu")
     dist.Backend.default_device_backend_map["vgpu"] = "gloo"
+    dist._broadcast_coalesced = _native(dist._broadcast_coalesced)
     original = dist.Reducer
 
     @functools.wraps(original, updated=())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from labutils.virtual.record import Entry, HostThread, Kernel
+from labutils.virtual.record import NATIVE, Entry, HostThread, Kernel
 from labutils.virtual.state import state
 from labutils.virtual.streams import current_stream_id
 from labutils.virtual.tensor import VirtualTensor
@@ -33,6 +33,8 @@ def record(
     thread = recorder.speaker(host, index if issuer is None else issuer)
     stream = current_stream_id(index)
     phase = host.phase or ("backward" if host.task != -1 else "forward")
+    if host.native and what == "kernel":
+        ref = NATIVE
     if host.task != -1:
         _keep_order(host, thread, inputs)
     for tensor in inputs:

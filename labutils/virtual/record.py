@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +29,9 @@ CAPACITY = 400_000
 DEFAULT_STREAM = 0
 COMM_STREAM = -1
 """The stream on which collectives run, as NCCL keeps one of its own per device."""
+
+NATIVE = "native"
+"""``ref`` of a kernel that C++ issued by itself on a Python thread, with the GIL released."""
 
 
 class Kernel(NamedTuple):
@@ -59,7 +63,7 @@ class Entry(NamedTuple):
     """One line of the log.  ``what`` decides which of the other fields matter:
 
     ========== =====================================================================================
-    kernel     ``kernel`` runs on (``device``, ``stream``)
+    kernel     ``kernel`` runs on (``device``, ``stream``); ``ref`` is ``NATIVE`` or None
     copy       ``kernel`` (name h2d, d2h or p2p) moves ``kernel.bytes_read`` bytes;
                ``ref`` is a :class:`Copy`
     collective ``kernel`` runs on every device of ``ref`` (a :class:`Collective`) at once
@@ -105,7 +109,7 @@ class Collective(NamedTuple):
     ranks, and (``group``, ``sequence``) is the same on every rank that takes part."""
 
     op: str
-    devices: tuple[int, ...]
+    devices: Sequence[int]
     group: str = ""
     sequence: int = 0
     root: int = -1
@@ -132,11 +136,13 @@ class Graph:
 class HostThread:
     """What the recorder knows of one host thread."""
 
-    __slots__ = ("autograd", "name", "phase", "task", "task_start")
+    __slots__ = ("autograd", "name", "native", "phase", "task", "task_start")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.phase = ""
+        self.native = False
+        """It is in a C++ function that issues operations by itself."""
         self.task = -1
         """The autograd graph task that is running on this thread, or -1."""
         self.task_start = 0
