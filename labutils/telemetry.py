@@ -11,6 +11,7 @@ which are looked up once the device has passed them: nothing waits.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import threading
@@ -26,7 +27,6 @@ from labutils.trace import KINDS, rank_rows
 
 SAMPLE_S = 0.2
 """Shortest time between two memory samples taken in the background."""
-_MOST_RESTS = 1000
 
 
 class Sink(Protocol):
@@ -132,6 +132,12 @@ def move(device: torch.device) -> None:
         _recorder.introduce(device)
 
 
+@functools.lru_cache(maxsize=1000)
+def rest_of_line(name: str, kind: str, lane: str, nbytes: int, detail: str) -> str:
+    """What follows the two times in a span's line: the same, step after step."""
+    return json.dumps((name, kind, lane, nbytes, detail), separators=(",", ":"))[1:] + "\n"
+
+
 class Recorder:
     """Writes one rank's file.  A full disk loses lines (they are counted), never a run."""
 
@@ -141,8 +147,6 @@ class Recorder:
         self.path, self.rank, self.dropped = path, rank, 0
         self._offset_ns, self._error_ns = offset_ns, error_ns
         self._pending: deque[tuple[Any, ...]] = deque()
-        self._rests: dict[tuple[str, str, str, int, str], str] = {}
-        """What follows the two times in a span's line: the same, step after step."""
         self._lock = threading.Lock()
         self._sampled = 0
         try:
@@ -223,13 +227,8 @@ class Recorder:
         self, name: str, kind: str, lane: str, begun: Any, ended: Any, nbytes: int, detail: str
     ) -> None:
         first, last = self.clock.nanoseconds(begun), self.clock.nanoseconds(ended)
-        what = name, kind, lane, nbytes, detail
-        rest = self._rests.get(what)
-        if rest is None:
-            if len(self._rests) >= _MOST_RESTS:
-                self._rests.clear()
-            rest = self._rests[what] = json.dumps(what, separators=(",", ":"))[1:]
-        self._append(f"[{first},{max(first, last)},{rest}\n")
+        rest = rest_of_line(name, kind, lane, nbytes, detail)
+        self._append(f"[{first},{max(first, last)},{rest}")
 
     def _write(self, line: Any) -> None:
         self._append(json.dumps(line, separators=(",", ":")) + "\n")

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any
+
+from labutils import grading
 
 lab = "01"
+compare = grading.same_numbers
 
 
 def fit_loading(with_1: float, with_2: float) -> tuple[float, float]:
     load = 2 * (with_1 - with_2)
     return load, with_1 - load
-
-
-def compare(yours: Any, expected: object) -> str | None:
-    """Tensors and arrays of numbers are as good as lists."""
-    from labutils.grading import difference, plain
-
-    return difference(plain(yours), expected)
 
 
 def cases(rng: random.Random) -> Iterator[tuple[float, float]]:

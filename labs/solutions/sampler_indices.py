@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any
+
+from labutils import grading
 
 lab = "04"
+compare = grading.same_numbers
 
 
 def sampler_indices(length: int, ranks: int, rank: int) -> list[int]:
     each = -(-length // ranks)  # rounded up
     padded = [index % length for index in range(each * ranks)]
     return padded[rank::ranks]
-
-
-def compare(yours: Any, expected: object) -> str | None:
-    """Tensors and arrays of numbers are as good as lists."""
-    from labutils.grading import difference, plain
-
-    return difference(plain(yours), expected)
 
 
 def cases(rng: random.Random) -> Iterator[tuple[int, int, int]]:

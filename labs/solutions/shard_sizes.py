@@ -5,21 +5,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from typing import Any
+
+from labutils import grading
 
 lab = "02"
+compare = grading.same_numbers
 
 
 def shard_sizes(batch: int, gpus: int) -> list[int]:
     size = math.ceil(batch / gpus)
     return [min(size, batch - start) for start in range(0, batch, size)]
-
-
-def compare(yours: Any, expected: object) -> str | None:
-    """Tensors and arrays of numbers are as good as lists."""
-    from labutils.grading import difference, plain
-
-    return difference(plain(yours), expected)
 
 
 def cases(rng: random.Random) -> Iterator[tuple[int, int]]:

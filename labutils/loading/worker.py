@@ -125,8 +125,6 @@ class Spans:
         self.lines: list[tuple[int, int, str, str]] = []
         self.watched = False
         self._lane = f"worker {worker}"
-        self._ends: dict[tuple[str, str], str] = {}
-        """What follows the two times in the line of a span, by its name and kind."""
         self._flag = os.path.join(directory or os.devnull, WATCHED)
         self._path = os.path.join(directory, f"rank-worker-{worker}-{os.getpid()}.jsonl")
         self._file: io.FileIO | None = None
@@ -143,7 +141,8 @@ class Spans:
         """Write what there is, and see whether anybody watches."""
         if self.lines:
             text = "".join(
-                f"[{start},{end},{self._end(name, kind)}" for start, end, name, kind in self.lines
+                f"[{start},{end},{telemetry.rest_of_line(name, kind, self._lane, 0, '')}"
+                for start, end, name, kind in self.lines
             )
             with contextlib.suppress(OSError):
                 if self._file is None:
@@ -153,13 +152,6 @@ class Spans:
             self.lines = []
         self.watched = os.path.exists(self._flag)
         telemetry._sinks[:] = [self] if self.watched else []
-
-    def _end(self, name: str, kind: str) -> str:
-        end = self._ends.get((name, kind))
-        if end is None:
-            end = json.dumps([name, kind, self._lane, 0, ""])[1:] + "\n"
-            self._ends[name, kind] = end
-        return end
 
 
 class _Around:
