@@ -53,6 +53,19 @@ def adopt_orphans() -> None:
             ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
+def alive(pid: int) -> bool:
+    """Whether the process lives; one that has ended and waits to be collected does not.
+
+    In a container whose first process collects nobody, such a one stays for ever.
+    """
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
 def kill_descendants(limit_s: float = 1.0) -> None:
     """SIGKILL everything below this process, again and again until nothing is left."""
     import psutil

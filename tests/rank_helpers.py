@@ -19,14 +19,23 @@ import psutil
 ROOT = Path(__file__).parent.parent
 
 
+def alive(*pids: int) -> list[int]:
+    """Those that live: one that has ended does not, even where nobody has collected it yet."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
+
+
 def processes_with(tag: str) -> list[int]:
     """Living processes that inherited ``tag`` in their environment."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            marked = tag in process.environ().get("LABUTILS_TEST_TAG", "")
-            if marked and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
+            if tag in process.environ().get("LABUTILS_TEST_TAG", ""):
+                found += alive(process.pid)
     return found
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+from rank_helpers import alive, wait_until
 
 from labutils import batch
 from labutils.cli import main
@@ -318,8 +319,8 @@ def test_a_stopped_run_leaves_no_rank(tmp_path: Path, number: signal.Signals) ->
     below = psutil.Process(run.pid).children(recursive=True)
     assert {int(pid) for pid in os.listdir(pids)} <= {process.pid for process in below}
     run.send_signal(number)
-    _, alive = psutil.wait_procs(below, timeout=2)
-    assert alive == []
+    ended = [process.pid for process in below]
+    assert wait_until(lambda: not alive(*ended), 10), alive(*ended)
     shown = run.communicate(timeout=30)[0]
     if number != signal.SIGKILL:
         assert run.returncode == 130, shown

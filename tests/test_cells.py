@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from rank_helpers import processes_with, wait_until
+from rank_helpers import alive, processes_with, wait_until
 
 LIMIT_S = 60
 
@@ -229,7 +229,7 @@ def test_unloading_ends_the_ranks(notebook: Notebook) -> None:
     pids = [int(pid) for pid in re.findall(r"Out: (\d+)", text)]
     assert len(pids) == 2
     notebook.run("%unload_ext labutils.launch.cells")
-    assert wait_until(lambda: not any(map(psutil.pid_exists, pids)), 2.0)
+    assert wait_until(lambda: not alive(*pids), 2.0)
     notebook.run("%load_ext labutils.launch.cells")
 
 

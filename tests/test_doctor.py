@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from rank_helpers import alive, wait_until
 
 from labutils import doctor, hardware
 from labutils.cli import main
@@ -167,8 +168,7 @@ def test_a_rank_that_an_earlier_run_has_left() -> None:
         assert str(rank.pid) in finding.way_out
     finally:
         rank.kill()
-    gone, _ = psutil.wait_procs([rank], timeout=10)
-    assert gone
+    assert wait_until(lambda: not alive(rank.pid), 10)
     assert str(rank.pid) not in only(doctor.check_leftovers, "leftover ranks").text
 
 

@@ -21,7 +21,7 @@ from ddp_scripts import (
     Broken,
     changed,
 )
-from rank_helpers import interrupt_after, wait_until
+from rank_helpers import alive, interrupt_after, wait_until
 
 import labutils as lab
 from labutils.inspection import bring_your_own
@@ -47,7 +47,7 @@ def living() -> set[int]:
     """Processes below this one and its fork server."""
     fork_server()
     below = psutil.Process().children(recursive=True)
-    return {process.pid for process in below if process.status() != psutil.STATUS_ZOMBIE}
+    return set(alive(*(process.pid for process in below)))
 
 
 @pytest.mark.parametrize("name", GOOD_CHANGES)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from rank_helpers import interrupt_after, wait_until
+from rank_helpers import alive, interrupt_after, wait_until
 
 from labutils import launch as launching
 from labutils import virtual
@@ -43,7 +43,7 @@ def test_environment_is_torchruns_and_no_rank_is_the_notebook() -> None:
     pids = {r["pid"] for r in run.results}
     assert len(pids) == 3
     assert os.getpid() not in pids
-    assert not any(map(psutil.pid_exists, pids))
+    assert not alive(*pids)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])

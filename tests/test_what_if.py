@@ -9,11 +9,10 @@ import sys
 from typing import Any
 
 import nbformat
-import psutil
 import pytest
 import torch
 from nbclient import NotebookClient
-from rank_helpers import wait_until
+from rank_helpers import alive, wait_until
 from torch import nn
 
 from labutils.timing.aside import Ahead, stored
@@ -165,7 +164,7 @@ def test_the_process_ends_with_the_notebook() -> None:
         "Setting(batch=2)); print(p._process.pid, flush=True); os._exit(0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert wait_until(lambda: not psutil.pid_exists(int(done.stdout)), 10)
+    assert wait_until(lambda: not alive(int(done.stdout)), 10)
 
 
 def test_a_first_use_is_told_and_follows(view: WhatIf, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
+from labutils.guard import alive
+
 GROUPS = 32
 """Process groups whose calls can be compared (by number of creation)."""
 
@@ -152,12 +154,10 @@ def folder() -> str:
 
 def own_folder() -> Path:
     """A fresh folder there.  Those of processes that were killed at a bad moment are removed."""
-    import psutil
-
     place = Path(folder() or tempfile.gettempdir())
     for left in place.glob("labutils-ranks-*"):
         with contextlib.suppress(OSError, ValueError):
             owner, age = int(left.name.split("-")[2]), time.time() - left.stat().st_mtime
-            if age > _LEFT_OVER_S and not psutil.pid_exists(owner):
+            if age > _LEFT_OVER_S and not alive(owner):
                 shutil.rmtree(left, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"labutils-ranks-{os.getpid()}-", dir=place))

@@ -21,7 +21,7 @@ import tempfile
 import time
 from typing import IO, Any
 
-from labutils.guard import python
+from labutils.guard import alive, python
 from labutils.launch.pool import START_S, Ranks, StartError
 from labutils.launch.processes import Process, adopt
 from labutils.launch.wire import Channel
@@ -73,7 +73,7 @@ class JobProcess:
         self._gone_at = 0.0
 
     def exit_code(self) -> int | None:
-        if self._code is None and (not self.pid or not exists(self.pid)):
+        if self._code is None and (not self.pid or not alive(self.pid)):
             self._gone_at = self._gone_at or time.monotonic()
             self._code = self._reported()
             if self._code is None and time.monotonic() > self._gone_at + _AGENT_S:
@@ -92,7 +92,7 @@ class JobProcess:
         return -signal.SIGTERM if failed else 0
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        if self.pid and self._code is None and exists(self.pid):
+        if self.pid and self._code is None and alive(self.pid):
             with contextlib.suppress(OSError):
                 os.kill(self.pid, number)
 
@@ -100,16 +100,6 @@ class JobProcess:
         for name in ("channel", "output"):
             if hasattr(self, name):
                 getattr(self, name).close()
-
-
-def exists(pid: int) -> bool:
-    """Whether the process lives; one that has ended and waits for its agent does not."""
-    import psutil
-
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
 
 
 class JobRanks(Ranks):

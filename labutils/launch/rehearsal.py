@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from labutils.guard import alive
 from labutils.launch import output
 from labutils.launch.agent import Hello
 from labutils.launch.forked import OWN_STORE, Agent
-from labutils.launch.job import EXIT, exists
+from labutils.launch.job import EXIT
 from labutils.launch.network import Network
 from labutils.launch.report import explain_exit
 from labutils.launch.story import (
@@ -185,9 +186,9 @@ class Job:
         return False
 
     def _kill(self, place: Place) -> None:
-        (victim,) = [r for r in self.ranks.values() if r.place == place and exists(r.hello.pid)]
+        (victim,) = [r for r in self.ranks.values() if r.place == place and alive(r.hello.pid)]
         os.kill(victim.hello.pid, signal.SIGKILL)
-        while exists(victim.hello.pid):
+        while alive(victim.hello.pid):
             time.sleep(0.002)
 
     def _judge(self) -> None:
