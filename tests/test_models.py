@@ -197,6 +197,9 @@ def test_own_module_is_resolved_like_a_named_one() -> None:
     assert models.resolve(spec) is spec
 
 
+PAIR = torch.ones(3, 2), torch.ones(3)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -215,8 +218,17 @@ def test_own_module_is_resolved_like_a_named_one() -> None:
             lambda: models.resolve(nn.Linear(2, 2), example=(torch.ones(3, 2), torch.ones(2))),
             r"have \[2, 3\] samples",
         ),
+        (lambda: models.resolve(nn.LazyLinear(2), example=PAIR), "'weight' has no shape yet"),
+        (
+            lambda: models.resolve(nn.Linear(2, 2, dtype=torch.cfloat), example=PAIR),
+            "'weight' is complex",
+        ),
+        *(
+            (lambda e=e: models.resolve(nn.Linear(2, 2), example=e), r"example is \(inputs, targ")
+            for e in ({"x": 1}, torch.ones(2), ({"x": PAIR[0]}, PAIR[1]), (PAIR[0], {"y": 1}))
+        ),
     ],
 )
 def test_bad_input_is_answered_with_a_sentence(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         call()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.optim import Optimizer
 
 from labutils.models.tasks import Device, Inputs, Sample, Task
@@ -82,19 +83,42 @@ def from_module(
     ``build`` gives copies: the model itself is left as it is.
 
     Raises:
-        ValueError: a tensor of the example has no samples, or they differ in number.
+        ValueError: a tensor of the example has no samples, or they differ in number; the model is
+            lazy or complex.
+        TypeError: the example holds something else than tensors.
     """
-    given, targets = example
-    inputs = (given,) if isinstance(given, Tensor) else tuple(given)
-    sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in (*inputs, targets)}
+    name = type(model).__name__
+    _trainable(model, name)
+    pair = isinstance(example, tuple | list) and len(example) == 2
+    given, targets = example if pair else (None, None)
+    inputs = (given,) if isinstance(given, Tensor) else given
+    tensors = (*inputs, targets) if isinstance(inputs, tuple | list) else ()
+    if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
+        raise TypeError(
+            f"{name}: example is (inputs, targets) with a tensor or a tuple of tensors as inputs, "
+            "which are handed to the model one by one, and a tensor as targets. For a model that "
+            "takes a dict, or a loss that takes more, write a small module around it."
+        )
+    sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors}
     if len(sizes) != 1 or 0 in sizes:
         raise ValueError(
-            f"{type(model).__name__}: the example's tensors have {sorted(sizes)} samples, "
+            f"{name}: the example's tensors have {sorted(sizes)} samples, "
             "but all must have the same number, at least 1, in their first dimension."
         )
     return ModelSpec(
-        name=type(model).__name__,
+        name=name,
         build=lambda: copy.deepcopy(model),
-        task=Sample(inputs=inputs, targets=targets, criterion=criterion),
+        task=Sample(inputs=tuple(inputs), targets=targets, criterion=criterion),
         optimizer=optimizer,
     )
+
+
+def _trainable(model: nn.Module, name: str) -> None:
+    for where, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(tensor, UninitializedTensorMixin):
+            raise ValueError(
+                f"{name}: {where!r} has no shape yet, as its layer is lazy: call the model once "
+                "with a batch first."
+            )
+        if tensor.is_complex():
+            raise ValueError(f"{name}: {where!r} is complex, which has no cost model here.")

@@ -254,7 +254,10 @@ class _Place:
         except Exception as error:
             inner = next((place for place in reversed(self.stack) if place), "")
             where = f" in {inner}" if inner else ""
-            why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+            text = str(error).strip()
+            if "Original Traceback" in text:  # of a thread of DataParallel; its last line says why
+                text = text.splitlines()[-1].partition(": ")[2]
+            why = " ".join(text.split()).rstrip(".") or type(error).__name__
             raise ValueError(f"The step of {self.name} fails{where}: {why}.") from error
 
 
