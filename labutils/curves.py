@@ -87,7 +87,7 @@ def _scaling(axes: Axes, curve: Curve, here: tuple[int, float], alone: float) ->
             textcoords="offset points",
         )  # fmt: skip
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    axes.set_yscale("log", base=2)  # a curve may span less than one power of ten
     axes.set_xticks(worlds)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ipaddress
 import json
 import os
 import shutil
@@ -177,7 +178,9 @@ def check_host_name() -> Iterator[Finding]:
         way_out = f"add `127.0.0.1 {name}` to /etc/hosts"
         yield Finding("host name", WARNING, f"{name} does not resolve: {error}", way_out)
     else:
-        yield Finding("host name", OK, f"{name} is {address}")
+        loopback = ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
+        only = ", which other machines cannot reach; jobs over nodes need their address in MASTER_ADDR"
+        yield Finding("host name", OK, f"{name} is {address}{only if loopback else ''}")
 
 
 def check_loopback() -> Iterator[Finding]:

@@ -109,9 +109,11 @@ def _single(trace: Trace, title: str | None, rows: list[Band], total: float) -> 
     axes = _axes(figure, 0.0, total, trace.duration)
     _draw(axes, trace, rows, trace.duration)
     _heading(axes, trace, title)
-    _time_axis(axes, trace.duration)
     _legend(figure, _kinds(trace, rows))
-    if not rows:
+    if rows:
+        _time_axis(axes, trace.duration)
+    else:
+        axes.set_axis_off()
         axes.text(0.5, 0.5, "nothing was recorded", transform=axes.transAxes, color=FAINT,
                   ha="center", va="center", fontsize=9)  # fmt: skip
     return figure

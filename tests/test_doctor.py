@@ -219,6 +219,17 @@ def test_host_name_that_does_not_resolve(monkeypatch: Patch) -> None:
     assert "`127.0.0.1 node-7`" in finding.way_out
 
 
+@pytest.mark.parametrize(("address", "only"), [("127.0.1.1", True), ("::1", True), ("10.0.0.7", 0)])
+def test_host_name_that_other_machines_cannot_reach(
+    address: str, only: bool, monkeypatch: Patch
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *query, **options: found)
+    (finding,) = doctor.check_host_name()
+    assert finding.level == OK and address in finding.text
+    assert ("cannot reach" in finding.text) == bool(only)
+
+
 def test_loopback_that_does_not_answer(monkeypatch: Patch) -> None:
     def refuse(*address: object, **options: object) -> None:
         raise ConnectionRefusedError(111, "Connection refused")

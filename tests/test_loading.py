@@ -337,6 +337,13 @@ def test_without_workers_the_main_thread_does_the_work(images: Any) -> None:
     assert sum(s.name == "decode" for s in w.trace.spans) == 64
 
 
+def test_a_plain_data_loader_shows_nothing_and_the_trace_says_why() -> None:
+    with lab.watch_loading(show=False) as w:
+        list(torch.utils.data.DataLoader(Indexed(), batch_size=5))
+    assert not w.trace.spans
+    assert "a plain DataLoader tells nothing" in w.trace.notes[0]
+
+
 def test_a_data_set_that_names_nothing_shows_samples() -> None:
     with lab.watch_loading(show=False) as w:
         list(Loader(Indexed(), batch_size=5, num_workers=2))

@@ -16,6 +16,12 @@ IDLE_MEANS = "from its first work to its last"
 _PROBE = "watch_loading begins"
 
 
+NOTHING = (
+    "a lab.Loader tells what it does, and lab.span names what the code does; a plain DataLoader "
+    "tells nothing"
+)
+
+
 def watch_loading(title: str = "loading", *, show: bool = True) -> Watch:
     """Watch a training loop while its block runs, with the workers of every ``lab.Loader``::
 
@@ -90,6 +96,8 @@ class LoadingSource:
         used = {span.device for span in spans}
         trace.memory = [m for m in trace.memory if m.device in used]
         trace.capacity = {d: nbytes for d, nbytes in trace.capacity.items() if d in used}
+        if not spans:
+            trace.notes.append(NOTHING)
         for device in (d for d in trace.devices if d != "host" and trace.busy(d)):
             trace.notes.append(f"{device} idle {idle_share(trace, device):.0%}, {IDLE_MEANS}")
         return trace
