@@ -179,7 +179,7 @@ def check_host_name() -> Iterator[Finding]:
         yield Finding("host name", WARNING, f"{name} does not resolve: {error}", way_out)
     else:
         loopback = ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
-        only = ", which other machines cannot reach; jobs over nodes need their address in MASTER_ADDR"
+        only = ", which other machines cannot reach: a job over nodes needs another MASTER_ADDR"
         yield Finding("host name", OK, f"{name} is {address}{only if loopback else ''}")
 
 
