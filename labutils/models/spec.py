@@ -89,16 +89,8 @@ def from_module(
     """
     name = type(model).__name__
     _trainable(model, name)
-    pair = isinstance(example, tuple | list) and len(example) == 2
-    given, targets = example if pair else (None, None)
-    inputs = (given,) if isinstance(given, Tensor) else given
-    tensors = (*inputs, targets) if isinstance(inputs, tuple | list) else ()
-    if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
-        raise TypeError(
-            f"{name}: example is (inputs, targets) with a tensor or a tuple of tensors as inputs, "
-            "which are handed to the model one by one, and a tensor as targets. For a model that "
-            "takes a dict, or a loss that takes more, write a small module around it."
-        )
+    inputs, targets = _tensors(example, name)
+    tensors = (*inputs, targets)
     sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors}
     if len(sizes) != 1 or 0 in sizes:
         raise ValueError(
@@ -108,8 +100,20 @@ def from_module(
     return ModelSpec(
         name=name,
         build=lambda: copy.deepcopy(model),
-        task=Sample(inputs=tuple(inputs), targets=targets, criterion=criterion),
+        task=Sample(inputs=inputs, targets=targets, criterion=criterion),
         optimizer=optimizer,
+    )
+
+
+def _tensors(example: Any, name: str) -> tuple[Inputs, Tensor]:
+    given, targets = example if isinstance(example, tuple | list) and len(example) == 2 else (0, 0)
+    inputs = tuple(given) if isinstance(given, tuple | list) else (given,)
+    if all(isinstance(tensor, Tensor) for tensor in (*inputs, targets)):
+        return inputs, targets
+    raise TypeError(
+        f"{name}: example is (inputs, targets) with a tensor or a tuple of tensors as inputs, "
+        "which are handed to the model one by one, and a tensor as targets. For a model that "
+        "takes a dict, or a loss that takes more, write a small module around it."
     )
 
 
