@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import Optimizer
 
 from labutils.models.tasks import Device, Inputs, Sample, Task
@@ -106,7 +106,8 @@ def from_module(
 
 
 def _tensors(example: Any, name: str) -> tuple[Inputs, Tensor]:
-    given, targets = example if isinstance(example, tuple | list) and len(example) == 2 else (0, 0)
+    pair: Any = example if isinstance(example, tuple | list) and len(example) == 2 else (0, 0)
+    given, targets = pair
     inputs = tuple(given) if isinstance(given, tuple | list) else (given,)
     if all(isinstance(tensor, Tensor) for tensor in (*inputs, targets)):
         return inputs, targets
@@ -119,7 +120,7 @@ def _tensors(example: Any, name: str) -> tuple[Inputs, Tensor]:
 
 def _trainable(model: nn.Module, name: str) -> None:
     for where, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if isinstance(tensor, UninitializedTensorMixin):
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
             raise ValueError(
                 f"{name}: {where!r} has no shape yet, as its layer is lazy: call the model once "
                 "with a batch first."
