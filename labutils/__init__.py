@@ -52,7 +52,7 @@ _HOME = {
     "virtual": "virtual",
     "watch": "watching",
     "watch_loading": "loading.watching",
-    "what_if": "what_if",
+    "what_if": "what_if_view",
     "who_am_i": "places",
 }
 """Where each public name lives."""
@@ -100,4 +100,4 @@ if TYPE_CHECKING:
     from labutils.timing.predict import Prediction, predict, scaling
     from labutils.trace import MemorySample, Span, Trace
     from labutils.watching import watch
-    from labutils.what_if import what_if
+    from labutils.what_if_view import what_if

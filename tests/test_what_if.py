@@ -18,7 +18,7 @@ from torch import nn
 from labutils.timing.aside import Ahead, stored
 from labutils.timing.library import NotRecorded
 from labutils.timing.predict import Question, predict
-from labutils.what_if import CHOICES, LABELS, WhatIf, what_if
+from labutils.what_if_view import CHOICES, LABELS, WhatIf, what_if
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_the_summary_is_the_same_every_time(view: WhatIf) -> None:
 
 def test_nothing_of_jupyter_is_imported_before_it_is_shown() -> None:
     code = (
-        "import sys; from labutils.what_if import what_if; what_if('mlp');"
+        "import sys; from labutils.what_if_view import what_if; what_if('mlp');"
         "print({'ipywidgets', 'matplotlib', 'IPython'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -206,7 +206,7 @@ def test_nothing_of_jupyter_is_imported_before_it_is_shown() -> None:
 
 def test_an_executed_notebook_keeps_pictures_and_numbers() -> None:
     code = (
-        "from labutils.what_if import what_if\n"
+        "from labutils.what_if_view import what_if\n"
         "view = what_if('mlp', profile='DGX-1-V100')\n"
         "view.show()\n"
         "_ = view.set(nodes=4)"

@@ -93,6 +93,9 @@ class _Bench:
             gradients=self._bucket_order(),
             samples=self.setting.batch,
             first=start,
+            stepwise=tuple(
+                sorted({type(m).__name__ for m in self.model.modules() if _stepwise(m)})
+            ),
         )
 
     def clear(self) -> None:
@@ -259,6 +262,11 @@ class _Place:
                 text = text.splitlines()[-1].partition(": ")[2]
             why = " ".join(text.split()).rstrip(".") or type(error).__name__
             raise ValueError(f"The step of {self.name} fails{where}: {why}.") from error
+
+
+def _stepwise(module: nn.Module) -> bool:
+    """PyTorch itself hands an LSTM on as a whole, and takes the others apart."""
+    return isinstance(module, nn.RNNBase) and not isinstance(module, nn.LSTM)
 
 
 def _host(like: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:

@@ -140,6 +140,11 @@ def notes(
             f"{profile.gpu.name} has {size(capacity)}."
         )
     found += lacking(precision, profile.gpu)
+    if recording.stepwise:
+        found.append(
+            f"{' and '.join(recording.stepwise)} layers are played step by step, one kernel after "
+            "another; cuDNN joins the steps, so a real GPU is several times as fast there."
+        )
     if recording.others:
         found.append(f"The GPUs after GPU 0 hold at most {size(max(recording.others))}.")
     if idle:

@@ -23,7 +23,7 @@ from . import checks, ddp, library, profiles
 from .cost import Costs
 from .play import Prediction, behind_loader, exposed, notes, play, steps, uncollected
 from .profiles import Profile
-from .recording import Setting, memory_of, nbytes
+from .recording import Recording, Setting, memory_of, nbytes
 
 STRATEGIES = ("single", "dp", "ddp")
 PRECISIONS = ("fp32", "tf32", "amp", "bf16", "fp16")
@@ -181,8 +181,8 @@ class Question:
         last = [e for e in steps(self.recording, 1, self.groups) if e.what != "memory"]
         before = 0.0  # passes that communicate nothing take as long on any number of GPUs
         if self.accumulate > 1:
-            one = self._play(self.entries, 1, 1), self._play(last, 1, 1)
-            before = one[0].duration - one[1].duration
+            before = self._seconds_alone(self.recording, self.groups)
+            before -= self._play(last, 1, 1).duration
         found = []
         for world in sorted(worlds):
             if world > node and self.hardware.fabric is None:
@@ -198,19 +198,22 @@ class Question:
         return self.batch * self.accumulate * (1 if self.strategy == "dp" else ranks)
 
     def _rate_alone(self) -> float:
-        """Samples per second of one GPU that needs nobody and waits for no data.
+        """Samples per second of one GPU that needs nobody and waits for no data."""
+        duration = self._seconds_alone(self.single)
+        return self.single.samples * self.accumulate / duration
+
+    def _seconds_alone(self, recorded: Recording, groups: Sequence[ddp.Group] = ()) -> float:
+        """A step on one GPU that needs nobody.
 
         Each pass between the third and the last takes as long as the one before it.
         """
 
         def seconds(passes: int) -> float:
-            entries = [e for e in steps(self.single, passes) if e.what != "memory"]
-            return play(self.single, entries, self.hardware, costs=self.costs).duration
+            entries = [e for e in steps(recorded, passes, groups) if e.what != "memory"]
+            return play(recorded, entries, self.hardware, costs=self.costs).duration
 
         duration, more = seconds(min(self.accumulate, 4)), max(0, self.accumulate - 4)
-        if more:
-            duration += more * (duration - seconds(3))
-        return self.single.samples * self.accumulate / duration
+        return duration + more * (duration - seconds(3)) if more else duration
 
     def _setting(self) -> Setting:
         distributed = self.strategy == "ddp"

@@ -40,6 +40,8 @@ class Recording:
     """Samples of one pass."""
     first: int
     """Log number of the first entry."""
+    stepwise: tuple[str, ...] = ()
+    """Kinds of recurrent layers that are recorded step by step; cuDNN joins the steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from labutils import models
 from labutils.timing.measure import measure as measure_hardware
 from labutils.timing.measured import toml
 from labutils.timing.predict import predict, scaling
-from labutils.what_if import what_if
+from labutils.what_if_view import what_if
 
 HERE = (("small_cnn", 32), ("resnet_small", 32))
 """Models that are predicted and measured on this machine, with the batch per rank."""
