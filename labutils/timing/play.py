@@ -143,7 +143,7 @@ def notes(
     if recording.stepwise:
         found.append(
             f"{' and '.join(recording.stepwise)} layers are played step by step, one kernel after "
-            "another; cuDNN joins the steps, so a real GPU is several times as fast there."
+            "another; cuDNN joins the steps, so a real GPU takes less time there."
         )
     if recording.others:
         found.append(f"The GPUs after GPU 0 hold at most {size(max(recording.others))}.")
