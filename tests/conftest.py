@@ -46,6 +46,17 @@ def chromium() -> Path:
     return Path(found)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For tests that train: small operations on many threads take long on a busy machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _no_virtual_gpus_left_over() -> None:
     """Each file of tests begins without virtual GPUs, whatever ran before it."""

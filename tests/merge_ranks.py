@@ -33,7 +33,7 @@ def narrow() -> ModelSpec:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "resnet18": {"model": lambda: spec("resnet18"), "batch": 8},
+    "resnet18": {"model": lambda: spec("resnet18"), "batch": 2},
     "mlp_views": {"model": lambda: spec("mlp"), "batch": 16, "gradient_as_bucket_view": True},
     "narrow": {"model": narrow, "batch": 32, "bucket_cap_mb": 0.5, "first_bucket_mb": 0.5},
     "narrow_passes": {"model": narrow, "batch": 4, "accumulate": 4},

@@ -141,10 +141,9 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
         lab.make_images(tmp_path / "file" / "pictures", 8, 32)
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_small_network_learns_the_classes(tmp_path: Path) -> None:
     """After a minute's worth of a laptop's epochs it is right far more often than by chance."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # many threads on a busy machine take much longer
     torch.manual_seed(0)
     train = lab.make_images(tmp_path / "train", 256, 32)
     held_out = lab.make_images(tmp_path / "test", 128, 32, seed=1)
@@ -160,7 +159,6 @@ def test_a_small_network_learns_the_classes(tmp_path: Path) -> None:
             optimizer.step()
     plain = lab.Images(held_out.folder, augment=False)
     x, y = next(iter(DataLoader(plain, batch_size=128)))
-    torch.set_num_threads(threads)
     assert (network(x).argmax(1) == y).float().mean() > 0.6
 
 

@@ -10,6 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from labutils import models
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PUBLISHED = [
     # torchvision's model documentation
     ("resnet18", {}, 11_689_512),

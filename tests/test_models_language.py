@@ -12,6 +12,8 @@ from labutils.models.language import BertForQuestions, Gpt2
 from labutils.models.tasks import NextToken, NextTokenWithMemory, Questions
 from labutils.models.transformer_xl import AdaptiveSoftmax, TransformerXL, shift
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def train(model: nn.Module, inputs: tuple, targets: Tensor, loss, steps: int, lr: float) -> float:
     """Train on one batch; returns the last loss as a fraction of the first."""
