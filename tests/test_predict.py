@@ -217,21 +217,6 @@ def test_a_precision_that_the_gpu_lacks_is_said(profile: str, precision: str, wo
     assert re.match(words, "".join(notes))
 
 
-@pytest.mark.parametrize(("layer", "stepwise"), [(nn.LSTM, False), (nn.GRU, True), (nn.RNN, True)])
-def test_recurrent_layers_that_pytorch_takes_apart_are_said(layer: Any, stepwise: bool) -> None:
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer(4, 4, batch_first=True)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x)[0][:, -1]
-
-    example = torch.zeros(2, 5, 4), torch.zeros(2, dtype=torch.int64)
-    notes = predict(Last(), 8, "single", example=example).notes
-    assert any(note.startswith(layer.__name__) for note in notes) == stepwise
-
-
 def test_tf32_is_no_slower_where_its_peak_is_no_higher() -> None:
     asked: dict[str, Any] = {"strategy": "single", "profile": "RTX-4090", "seq": 128}
     plain, tf32 = (predict("bert_base", 8, precision=p, **asked).step_s for p in ("fp32", "tf32"))

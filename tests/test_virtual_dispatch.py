@@ -284,6 +284,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], list[Any]]] = {
     ),
     "pixel shuffle": (lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.PixelShuffle(2)), [IMAGES]),
     "lstm": (lambda: nn.LSTM(8, 5, 2, bidirectional=True, batch_first=True), [ROWS]),
+    "lstm without biases": (lambda: nn.LSTM(8, 5, bias=False), [ROWS]),
     "gru": (lambda: nn.GRU(8, 5, 2), [ROWS]),
     "rnn": (lambda: nn.RNN(8, 5), [ROWS]),
     "lstm cell": (lambda: nn.LSTMCell(8, 5), [(2, 8)]),

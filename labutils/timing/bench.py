@@ -19,7 +19,8 @@ from torch import nn
 
 from labutils.models import ModelSpec
 from labutils.timing.recording import Recording, Setting, nbytes
-from labutils.virtual import journal
+from labutils.timing.recurrent import goes_by_steps, join_steps
+from labutils.virtual import errors, journal
 from labutils.virtual.alone import LoneGroup, isolated
 from labutils.virtual.state import state
 
@@ -30,6 +31,9 @@ WARM_UP = 2
 """Steps before the recorded one: DDP rebuilds its buckets in the second, optimizers make their
 state at the end of the first."""
 GPU = "vgpu:0"
+WITHOUT_VALUES = (
+    "A prediction cannot take a model whose control flow, shapes or loss depend on values."
+)
 
 
 def record(spec: ModelSpec, setting: Setting) -> Recording:
@@ -82,6 +86,7 @@ class _Bench:
         entries, _ = recorder.since(start)
         cuts = [cut - start for cut in cuts]
         parts = [entries[a:b] for a, b in zip([0, *cuts], [*cuts, len(entries)], strict=True)]
+        modules = self.model.modules()
         return Recording(
             micro=tuple(parts[:-1]),
             last=parts[-1],
@@ -93,9 +98,7 @@ class _Bench:
             gradients=self._bucket_order(),
             samples=self.setting.batch,
             first=start,
-            stepwise=tuple(
-                sorted({type(m).__name__ for m in self.model.modules() if _stepwise(m)})
-            ),
+            stepwise=tuple(sorted({type(m).__name__ for m in modules if goes_by_steps(m)})),
         )
 
     def clear(self) -> None:
@@ -157,6 +160,7 @@ class _Bench:
         with torch.device("meta"):
             model = self.spec.build()
         model = phantom(model, self._dtype())
+        join_steps(model)
         return model.train()
 
     def _wrap(self) -> Any:
@@ -260,13 +264,9 @@ class _Place:
             text = str(error).strip()
             if "Original Traceback" in text:  # of a thread of DataParallel; its last line says why
                 text = text.splitlines()[-1].partition(": ")[2]
+            text = text.replace(errors.WITH_VALUES, WITHOUT_VALUES)
             why = " ".join(text.split()).rstrip(".") or type(error).__name__
             raise ValueError(f"The step of {self.name} fails{where}: {why}.") from error
-
-
-def _stepwise(module: nn.Module) -> bool:
-    """PyTorch itself hands an LSTM on as a whole, and takes the others apart."""
-    return isinstance(module, nn.RNNBase) and not isinstance(module, nn.LSTM)
 
 
 def _host(like: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:

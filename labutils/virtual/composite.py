@@ -26,6 +26,7 @@ FUNCTIONS = (
     (torch.linalg, "matrix_rank"),
     (torch.nn.functional, "one_hot scaled_dot_product_attention"),
     (torch.Tensor, "istft nanquantile quantile stft"),
+    (torch._VF, "lstm"),  # without biases it makes zeros
 )
 """Functions that make tensors in C++."""
 
