@@ -137,17 +137,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the labs; 0 only if every one of them passed."""
-    if not 1 <= arguments.gpus <= MAX_GPUS:
-        raise ValueError(f"--gpus must be from 1 to {MAX_GPUS}, not {arguments.gpus}.")
+    parameters = {"gpus": arguments.gpus, **dict(map(_assignment, arguments.set))}
+    gpus = parameters["gpus"]  # --set may name them, too
+    if type(gpus) is not int or not 1 <= gpus <= MAX_GPUS:
+        raise ValueError(f"--gpus must be a whole number from 1 to {MAX_GPUS}, not {gpus!r}.")
     if not 0 < arguments.timeout < math.inf:  # nan is not either
         raise ValueError(
             f"--timeout must be more than 0 seconds and finite, not {arguments.timeout:g}."
         )
     timeout_s = math.ceil(arguments.timeout)  # Jupyter's limit is in whole seconds
-    others = dict(map(_assignment, arguments.set))
     labs = notebooks.find(arguments.folder, arguments.only)
-    _demand_known(others, labs)
-    parameters = {"gpus": arguments.gpus, **others}
+    _demand_known([name for name in parameters if name != "gpus"], labs)
     with _stoppable():
         results = run_labs(labs, arguments.out, parameters, timeout_s, arguments.resume)
     failed = [result.lab for result in results if result.status != PASSED]
@@ -204,7 +204,7 @@ def _work(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     start = time.monotonic()
     try:
         os.close(handle)
-        file.write_text(json.dumps(task))
+        notebooks.write_whole(file, json.dumps(task))
         # Progress is the learner's, and other runs share this machine: this lab has its own.
         environment = {**os.environ, "LABUTILS_DATA": str(folder / ".progress")}
         worker = python("labutils.batch_worker:main", name)
@@ -212,7 +212,9 @@ def _work(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         seconds = round(time.monotonic() - start, 1)
         if status == STOPPED:
             return {"status": STOPPED, "message": "the run was stopped here", "seconds": seconds}
-        answer: dict[str, Any] = json.loads(file.read_text())
+        answer: dict[str, Any] = {}
+        with contextlib.suppress(ValueError):  # of a worker that ended in writing it
+            answer = json.loads(file.read_text())
         if "status" not in answer:
             return {"status": FAILED, "message": f"its process ended: {status}", "seconds": seconds}
         return answer

@@ -29,9 +29,9 @@ def main() -> None:
     try:
         _execute(Path(task["lab"]), Path(task["target"]), task["parameters"], task["timeout_s"])
     except Exception as error:
-        status, message = _explain(error, task["timeout_s"])
+        status, message = _explain(error, task)
     answer = {"status": status, "message": message, "seconds": round(time.monotonic() - start, 1)}
-    notebooks.write_whole(file, json.dumps(answer))
+    file.write_text(json.dumps(answer))  # in place of the task: on a full disk there is no other
 
 
 def _execute(path: Path, target: Path, parameters: Mapping[str, Any], timeout_s: int) -> None:
@@ -79,10 +79,12 @@ def _demand_complete(notebook: Any) -> None:
         raise ValueError(f"cell {number}: {message}")
 
 
-def _explain(error: Exception, timeout_s: int) -> tuple[str, str]:
+def _explain(error: Exception, task: Mapping[str, Any]) -> tuple[str, str]:
     """Status and one line for what stopped a lab."""
     if type(error).__name__ == "CellTimeoutError":
-        return TIMEOUT, f"a cell took longer than {timeout_s} s"
+        return TIMEOUT, f"a cell took longer than {task['timeout_s']} s"
+    if isinstance(error, OSError) and error.strerror and not error.filename:
+        return FAILED, f"{error.strerror}, while {task['target']} was written"
     if type(error).__name__ == "PapermillExecutionError":
         count, name, value = (getattr(error, key) for key in ("exec_count", "ename", "evalue"))
         return FAILED, f"in [{count}]: {name}: {_first_line(value)}"

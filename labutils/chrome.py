@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from labutils.notebooks import write_whole
 from labutils.trace import KINDS, MemorySample, Span, Trace
 
 FORMAT = "labutils trace 1"
@@ -26,9 +26,7 @@ def save(trace: Trace, path: Path) -> None:
     data = json.dumps(_document(trace), separators=(",", ":")).encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    scratch = path.with_name(path.name + ".part")
-    scratch.write_bytes(data)
-    os.replace(scratch, path)
+    write_whole(path, data)
 
 
 def load(path: Path) -> Trace:

@@ -1,8 +1,8 @@
 """``labutils class-report folder``: how far a class has come, from its executed notebooks.
 
-A student is a folder below the one that is named, or a notebook that lies in it directly.  What
-counts is what the outputs say, whatever the files are called; a notebook that cannot be read is a
-line in the report, and stops nothing.
+A student is a folder below the one that is named, also an empty one, or a notebook that lies in it
+directly.  What counts is what the outputs say, whatever the files are called; a notebook that
+cannot be read is a line in the report, and stops nothing.
 """
 
 from __future__ import annotations
@@ -42,28 +42,44 @@ class Student:
     seconds: float = 0.0
     notebooks: int = 0
     notes: list[str] = field(default_factory=list)
+    is_file: bool = False
+    """No student, but a notebook beside the students' folders that cannot be read."""
 
     def count(self, state: str) -> int:
         return sum(found == state for found in self.exercises.values())
 
 
-def gather(folder: Path) -> list[Student]:
-    """Read every notebook below a folder; students in alphabetical order."""
-    paths = sorted(
-        path for path in folder.rglob("*.ipynb")
-        if path.is_file() and not any(part.startswith(".") for part in path.parts)
-    )  # fmt: skip
+def gather(folder: Path, out: Path | None = None) -> list[Student]:
+    """Read every notebook below a folder; students in alphabetical order.
+
+    ``out``, where the report itself goes, is nobody's folder.
+    """
+    inside = (path.relative_to(folder) for path in folder.rglob("*.ipynb") if path.is_file())
+    paths = sorted(path for path in inside if not any(map(_hidden, path.parts)))
     if not paths:
         raise ValueError(f"There is no notebook in {folder}; name the folder of the class.")
-    students: dict[str, Student] = {}
+    own = (out or folder).resolve()
+    students = {
+        name: Student(name) for path in folder.iterdir()
+        if path.is_dir() and path.resolve() != own and not _hidden(name := path.name)
+    }  # fmt: skip
+    in_folders = any(len(path.parts) > 1 for path in paths)
     seen: dict[str, str] = {}
     for path in paths:
-        inside = path.relative_to(folder)
-        name = inside.parts[0] if len(inside.parts) > 1 else _whose(path.stem)
-        student = students.setdefault(name, Student(name))
+        name = path.parts[0] if len(path.parts) > 1 else _whose(path.stem)
+        student = students.setdefault(name, Student(name, is_file=in_folders))
         student.notebooks += 1
-        _read(path, str(inside), student, seen)
+        if _read(folder / path, str(path), student, seen):
+            student.is_file = False
+    for student in students.values():
+        if not student.notebooks:
+            student.notes.append("no notebook")
     return sorted(students.values(), key=lambda student: student.name.lower())
+
+
+def _hidden(name: str) -> bool:
+    """What programs leave beside people's files: .ipynb_checkpoints, __MACOSX."""
+    return name.startswith((".", "__"))
 
 
 def _whose(stem: str) -> str:
@@ -74,6 +90,10 @@ def _whose(stem: str) -> str:
             if rest != stem and rest[:1] in tuple("_-. ") and rest[1:]:
                 return rest[1:]
     return stem
+
+
+def _count(students: Sequence[Student]) -> int:
+    return sum(not student.is_file for student in students)
 
 
 def exercises_of(students: Sequence[Student]) -> list[str]:
@@ -102,7 +122,7 @@ def to_html(students: Sequence[Student]) -> str:
         rows.append([html.escape(str(cell)) for cell in (*_columns(student), *states)])
     solved = [sum(s.exercises.get(name) == SOLVED for s in students) for name in names]
     rows.append(["<b>solved by</b>", *[""] * (len(_HEAD) - 1), *map(str, solved)])
-    title = f"{len(students)} students, {len(names)} exercises"
+    title = f"{_count(students)} students, {len(names)} exercises"
     return pages.page(title, pages.table([*_HEAD, *names], rows), _LEGEND)
 
 
@@ -115,13 +135,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Write ``class.html`` and ``class.csv``; 1 if a notebook could not be read."""
-    students = gather(arguments.folder)
     out = arguments.out or arguments.folder
+    students = gather(arguments.folder, out)
     out.mkdir(parents=True, exist_ok=True)
     # A spreadsheet takes names for UTF-8 only with a byte order mark.
     notebooks.write_whole(out / "class.csv", "\ufeff" + to_csv(students))
     notebooks.write_whole(out / "class.html", to_html(students))
-    print(f"{len(students)} students: {out / 'class.html'}, {out / 'class.csv'}")
+    print(f"{_count(students)} students: {out / 'class.html'}, {out / 'class.csv'}")
     unread = [f"{s.name}: {note}" for s in students for note in s.notes if _UNREAD in note]
     print(*unread, sep="\n", end="\n" if unread else "")
     return int(bool(unread))
@@ -135,8 +155,8 @@ notebook. Hints, solutions and minutes are as far as the notebooks keep them: mi
 JupyterLab's cell timing, or papermill. "errors" counts cells that ended in one.</p>"""
 
 
-def _read(path: Path, shown: str, student: Student, seen: dict[str, str]) -> None:
-    """Add one notebook to its student."""
+def _read(path: Path, shown: str, student: Student, seen: dict[str, str]) -> bool:
+    """Add one notebook to its student; False where it cannot be read."""
     import nbformat
 
     try:
@@ -147,7 +167,7 @@ def _read(path: Path, shown: str, student: Student, seen: dict[str, str]) -> Non
     except Exception as error:  # whatever people hand in
         why = str(error).strip().partition("\n")[0][:200] or type(error).__name__
         student.notes.append(f"{shown} {_UNREAD}: {why}")
-        return
+        return False
     digest = hashlib.sha256(content).hexdigest()
     if digest in seen:
         student.notes.append(f"{shown} is the same file as {seen[digest]}")
@@ -155,6 +175,7 @@ def _read(path: Path, shown: str, student: Student, seen: dict[str, str]) -> Non
     if not found.executed:
         student.notes.append(f"{shown} was not run")
     _add(student, found, set_here, shown)
+    return True
 
 
 def _add(student: Student, found: outcome.Outcome, set_here: set[str], shown: str) -> None:
@@ -180,7 +201,8 @@ def _set_in(notebook: Any) -> set[str]:
 def _columns(student: Student) -> list[Any]:
     minutes = f"{student.seconds / 60:.0f}" if student.seconds else ""
     return [
-        student.name, student.count(SOLVED), student.count(WRONG), student.count(UNSOLVED),
+        f"{student.name} (file)" if student.is_file else student.name,
+        student.count(SOLVED), student.count(WRONG), student.count(UNSOLVED),
         student.hints, student.solutions, student.errors, f"{student.executed} of {student.cells}",
         minutes, student.notebooks, "; ".join(student.notes),
     ]  # fmt: skip

@@ -8,6 +8,7 @@ its command is asked for, so that ``labutils --help`` is quick.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -35,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         code = import_module(COMMANDS[arguments.command][0]).main(arguments)
+        sys.stdout.flush()  # what cannot be written is an error here, not at the interpreter's end
     except (ValueError, OSError) as error:
         print(f"labutils {arguments.command}: {_sentence(error)}", file=sys.stderr)
         return 2
@@ -46,10 +48,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _sentence(error: ValueError | OSError) -> str:
     """An error in words; what the system says of a file names the file, and no number."""
-    if isinstance(error, OSError) and error.strerror:
-        named = error.filename is not None
-        return f"cannot use {error.filename}: {error.strerror}." if named else error.strerror
-    return str(error)
+    if not (isinstance(error, OSError) and error.strerror):
+        return str(error)
+    if error.filename is not None:
+        return f"cannot use {error.filename}: {error.strerror}."
+    return f"cannot write the output: {error.strerror}." if _output_fails() else error.strerror
+
+
+def _output_fails() -> bool:
+    """Whether standard output takes nothing; what is left for it then goes nowhere."""
+    try:
+        print(flush=True)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return True
+    return False
 
 
 def _parser(chosen: str) -> argparse.ArgumentParser:

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 KERNELSPEC = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-KERNEL_ARGUMENTS = ["--log-level=ERROR"]  # a kernel's warnings are for those who run a server
+KERNEL_ARGUMENTS = ["--log-level=CRITICAL"]
+"""What a kernel logs is for those who run a server: one that is ended within a cell logs that it
+could not answer."""
 CELL_TIMEOUT_S = 600
 
 _WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -119,16 +121,18 @@ def refresh(path: Path, timeout_s: float = CELL_TIMEOUT_S) -> None:
     write_whole(path, nbformat.writes(notebook) + "\n")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that a reader finds the old text or the new, never a part."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader finds the old content or the new, never a part."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         os.chmod(name, path.stat().st_mode if path.exists() else 0o644)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         os.unlink(name)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # of a full disk the system names none
         raise
 
 

@@ -108,17 +108,34 @@ def test_passing_labs_exit_with_zero(tmp_path: Path) -> None:
     assert not (out / "01_a.ipynb").exists()
 
 
-def test_a_cell_that_hangs_is_a_timeout(tmp_path: Path) -> None:
+def test_a_cell_that_hangs_is_a_timeout(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lab = notebook_maker.write(tmp_path / "01_hang.ipynb", "import time; time.sleep(600)")
     result = batch.run_lab(lab, tmp_path / "out.ipynb", {"gpus": 1}, timeout_s=2)
     assert (result.status, result.message) == ("timeout", "a cell took longer than 2 s")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@needs_signals
+def test_a_disk_that_fills_up_is_named(tmp_path: Path) -> None:
+    """Stood in for by a limit on the size of a file, which the executed notebook exceeds."""
+    notebook_maker.write(tmp_path / "labs" / "01_big.ipynb", "print('x' * 2_000_000)")
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "labutils", "run", str(tmp_path / "labs"), "--out", str(out)]
+    limited = ["bash", "-c", 'ulimit -f 1000 && exec "$@"', "bash", *command]
+    done = subprocess.run(limited, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    (result,) = summary(out)["results"]
+    assert result["message"] == f"File too large, while {out / '01_big.ipynb'} was written"
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--gpus", "0"], "--gpus must be from 1 to 64, not 0."),
-        (["--gpus", "65"], "--gpus must be from 1 to 64, not 65."),
+        (["--gpus", "0"], "--gpus must be a whole number from 1 to 64, not 0."),
+        (["--gpus", "65"], "--gpus must be a whole number from 1 to 64, not 65."),
+        (["--set", "gpus=abc"], "--gpus must be a whole number from 1 to 64, not 'abc'."),
+        (["--set", "gpus=True"], "--gpus must be a whole number from 1 to 64, not True."),
         (["--timeout", "0"], "--timeout must be more than 0 seconds"),
         (["--timeout", "nan"], "--timeout must be more than 0 seconds and finite, not nan."),
         (["--timeout", "inf"], "--timeout must be more than 0 seconds and finite, not inf."),

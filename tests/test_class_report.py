@@ -128,6 +128,45 @@ def test_what_cannot_be_read_is_a_line(tmp_path: Path, capsys: pytest.CaptureFix
         assert f"{name}: {name}/a.ipynb cannot be read" in printed
 
 
+def test_who_has_handed_in_nothing_is_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / ".class", tmp_path / ".class" / "report"
+    write(folder / "ann" / "a.ipynb", (ex("ring"), verdict("ring", "solved")))
+    (folder / "bob").mkdir()
+    (folder / "cy" / "deep").mkdir(parents=True)
+    (folder / "cy" / "answers.txt").touch()
+    for name in (".git", "__MACOSX"):
+        (folder / name).mkdir()
+    for _ in range(2):  # the second time the report's own folder is there
+        assert main(["class-report", str(folder), "--out", str(out)]) == 0
+        found = rows(out)
+        assert {name: row["notes"] for name, row in found.items()} == {
+            "ann": "", "bob": "no notebook", "cy": "no notebook",
+        }  # fmt: skip
+        assert found["bob"]["notebooks"] == "0"
+        assert capsys.readouterr().out.startswith("3 students: ")
+
+
+def test_an_unreadable_file_beside_the_folders_is_no_student(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.ipynb").write_text("{")
+    (tmp_path / "kim.ipynb").write_text("{")
+    (tmp_path / "class").mkdir()
+    assert main(["class-report", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.startswith("3 students"), "one file for each student"
+    write(tmp_path / "ann" / "a.ipynb", (ex("ring"), verdict("ring", "solved")))
+    write(tmp_path / "kim" / "a.ipynb", (ex("ring"), verdict("ring", "solved")))
+    (tmp_path / "class").rmdir()
+    assert main(["class-report", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("2 students") and "bad: bad.ipynb cannot be read" in printed
+    assert "2 students, 1 exercises" in (tmp_path / "class.html").read_text()
+    assert set(rows(tmp_path)) == {"ann", "kim", "bad (file)"}
+    assert "kim.ipynb cannot be read" in rows(tmp_path)["kim"]["notes"]
+
+
 def test_what_looks_odd_is_noted(tmp_path: Path) -> None:
     write(tmp_path / "ann" / "a.ipynb", (ex("ring"), verdict("ring", "solved")))
     write(tmp_path / "bob" / "a.ipynb", (ex("ring"), verdict("ring", "solved")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +51,29 @@ def test_what_the_system_refuses_is_a_sentence(
     out = lab / "results"  # below a file there can be no folder
     assert cli.main(["run", str(lab), "--out", str(out)]) == 2
     assert capsys.readouterr().err.startswith(f"labutils run: cannot use {out}: N")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_a_sentence(unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "labutils", "doctor"], stdout=full, stderr=subprocess.PIPE,
+            text=True, env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "labutils doctor: cannot write the output: No space left on device.\n"
+
+
+def test_what_the_system_refuses_elsewhere_is_not_the_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(arguments: object) -> int:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr("labutils.doctor.main", refuse)
+    assert cli.main(["doctor"]) == 2
+    assert capsys.readouterr().err == "labutils doctor: Address already in use\n"
 
 
 def test_module_and_exit_code() -> None:

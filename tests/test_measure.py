@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from labutils.cli import main
 from labutils.timing import profiles
 from labutils.timing.contention import beside, load
 from labutils.timing.cost import collective_seconds, kernel_seconds, wire_bytes
-from labutils.timing.measure import measure
+from labutils.timing.measure import REDUCE_BYTES, _all_reduce, measure
 from labutils.timing.measured import report, toml
 from labutils.timing.predict import predict
 from labutils.timing.profiles import Profile
@@ -104,6 +105,22 @@ def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_bad_arguments(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["measure-hardware", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_other_programs_only_add_time(tmp_path: Path) -> None:
+    """A curve that falls was measured beside something else; its profile would be refused."""
+
+    class Busy:
+        times = iter([9e-4, 2e-4, 5e-4, 3e-4, 3e-4, 9e-3, 8e-3, 1e-2])
+
+        def together(self, function: object, calls: int) -> float:
+            return next(self.times)
+
+    curve = _all_reduce(torch.device("cpu"), Busy())  # type: ignore[arg-type]
+    assert [nbytes for nbytes, _ in curve] == list(REDUCE_BYTES)
+    assert [seconds for _, seconds in curve] == [2e-4, 2e-4, 3e-4, 3e-4, 3e-4, 8e-3, 8e-3, 1e-2]
+    link = written({**CPU, "all_reduce": curve}, tmp_path).link
+    assert link.curve[0] == (1024, 2e-4) and link.latency == pytest.approx(2e-4 / 6, rel=1e-3)
 
 
 def test_ranks_reduce_together() -> None:

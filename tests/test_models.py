@@ -202,6 +202,11 @@ def test_own_module_is_resolved_like_a_named_one() -> None:
 PAIR = torch.ones(3, 2), torch.ones(3)
 
 
+def compiled_in_place(model: nn.Module) -> nn.Module:
+    model.compile()
+    return model
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -226,11 +231,22 @@ PAIR = torch.ones(3, 2), torch.ones(3)
             "'weight' is complex",
         ),
         *(
+            (lambda make=make: models.resolve(make(), example=PAIR), message)
+            for make, message in (
+                (lambda: torch.compile(nn.Linear(2, 2)), "^OptimizedModule is compiled, .* before"),
+                (lambda: nn.Sequential(torch.compile(nn.Linear(2, 2))), "Sequential: '0' is comp"),
+                (lambda: compiled_in_place(nn.Linear(2, 2)), "^Linear is compiled"),
+                (lambda: torch.jit.trace(nn.ReLU(), PAIR[0]), "^TopLevelTracedModule is compiled"),
+                (lambda: nn.DataParallel(nn.Linear(2, 2)), r"a wrapper .* pass its \.module"),
+            )
+        ),
+        *(
             (lambda e=e: models.resolve(nn.Linear(2, 2), example=e), r"example is \(inputs, targ")
             for e in ({"x": 1}, torch.ones(2), ({"x": PAIR[0]}, PAIR[1]), (PAIR[0], {"y": 1}))
         ),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_bad_input_is_answered_with_a_sentence(call, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         call()

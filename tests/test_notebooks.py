@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import stat
+import sys
 from pathlib import Path
 
 import nbformat
@@ -99,10 +101,37 @@ def test_a_write_that_fails_keeps_the_old_file(
     path.write_text("old")
 
     def full(*names: object) -> None:
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")
 
     monkeypatch.setattr("os.replace", full)
     with pytest.raises(OSError, match="disk full"):
         notebooks.write_whole(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits on a file's size are of Unix")
+def test_a_write_that_fails_names_the_file(tmp_path: Path) -> None:
+    """Of a full disk the system names none; nor does it where a file may grow no more."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            notebooks.write_whole(tmp_path / "a.txt", "more than ten bytes")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(tmp_path / "a.txt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cell_out_of_time_is_told_in_a_few_lines(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its kernel, which is ended while the cell runs, has nothing to say."""
+    notebook_maker.write(tmp_path / "01_a.ipynb", "import time; time.sleep(3000)")
+    assert main(["refresh", str(tmp_path), "--timeout", "1"]) == 1
+    told = capfd.readouterr().err
+    assert "Cell execution timed out" in told
+    assert "Traceback" not in told and "zmq" not in told

@@ -386,6 +386,12 @@ class Reads(Tower):
         return self.layers(x) * x.sum().item()
 
 
+def alignment(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """CTC reads the lengths."""
+    ones = torch.ones(len(scores), dtype=torch.int64)
+    return nn.functional.ctc_loss(scores[None], targets[:, None], ones, ones)
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -412,7 +418,12 @@ class Reads(Tower):
         ({"model": "bert_base", "seq": 600}, "seq is 600"),
         ({"model": Broken(), "example": EXAMPLE},
          r"The step of Broken fails in module 'layers.5' \(Linear\): .*500"),
-        ({"model": Reads(), "example": EXAMPLE}, "The step of Reads fails: .*value"),
+        ({"model": Reads(), "example": EXAMPLE},
+         "The step of Reads fails: .* cannot take a model whose control flow, .* values.$"),
+        ({"model": Reads(), "example": EXAMPLE, "strategy": "dp", "gpus": 2, "batch": 8},
+         "The step of Reads fails.*: .* cannot take a model whose control flow, .* values.$"),
+        ({"model": Tower(), "example": EXAMPLE, "criterion": alignment},
+         "The step of Tower fails: _ctc_loss .* cannot take a model whose .* loss depend on"),
         ({"model": Tower()}, "needs an example"),
     ],
 )  # fmt: skip
@@ -420,6 +431,7 @@ def test_bad_input_is_a_sentence(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words) as caught:
         predict(**{"model": "mlp", "profile": DGX, **asked})
     assert "\n" not in str(caught.value)
+    assert "compute='real'" not in str(caught.value), "a prediction has no such choice"
 
 
 # ------------------------------------------------------------------------------------- the command

@@ -189,6 +189,19 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, old: str, new: str, complaint
          "curve = [[1, 1e-9], [2, 1]]", "launching a collective alone takes 8.4e-06 s"),
         ('[gpu.x]\nlike = "T4"\nlink = "l"\n[link.l]\nlike = "pcie3"\nby_ranks = { two = 1e9 }',
          "link.l.by_ranks goes by whole numbers, 1 or more, so 'two' cannot be a key"),
+        ('[gpu.x]\nlike = "T4"\nlink = "l"\n[link.l]\nlike = "pcie3"\nranks = 2\n'
+         "curve = [[1024, 2e-5], [1000000000, 3e-5]]",
+         r"link.l.curve has 3e-05 s for 1000000000 bytes: each GPU would send 3.33e\+13 bytes per"),
+        ('[system.x]\ngpu = "T4"\ngpus = 8\nfabric = "f"\n[fabric.f]\nlike = "eth-10g"\n'
+         "ranks = 2\ncurve = [[1024, 2e-5], [1000000000, 3e-5]]", "fabric.f.curve has 3e-05 s"),
+        ('[gpu.x]\nlike = "T4"\nlink = "l"\n[link.l]\nlike = "pcie3"\nranks = 2\n'
+         "curve = [[1024, 1e-3], [2048, 2e-5]]",
+         "link.l.curve has 0.001 s for 1024 bytes, but only 2e-05 s for 2048: .*the slower point"),
+        ('[gpu.x]\nlike = "T4"\n[hosts]\npython_seconds = 1', "of mine.toml 'hosts'. .* host\\?"),
+        ('[gpu.x]\nlike = "T4"\n[modell]', "Unknown table of mine.toml 'modell'. .* model\\?"),
+        ('[gpu.x]\nlike = "T4"\n[fabrics.x]', "Unknown table of mine.toml 'fabrics'. .* fabric\\?"),
+        ('[gpus.x]\nlike = "T4"', "Unknown table of mine.toml 'gpus'. Did you mean gpu"),
+        ('proflie = "T4"', "Unknown table of mine.toml 'proflie'. Did you mean profile"),
         ('[gpu.x]\nlike = "T4"\ntensor = "float16"', "gpu.x.tensor must be a list of texts"),
         ('[gpu.x]\nlike = "T4"\n[model]\nmemory_efficiency = 3',
          "model.memory_efficiency is a share, at most 1, but is 3"),

@@ -167,7 +167,15 @@ def test_resume_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     assert log.splitlines()[-1] == "already finished: 2 epochs, 46 steps"
 
 
-@pytest.mark.parametrize("kind", ["torn", "tensor", "other model", "no model", "no random state"])
+DAMAGED = {
+    "step no number": {"step": "x"}, "negative samples": {"samples": -1},
+    "no such epoch": {"epoch": float("inf")}, "no optimizer": {"optimizer": 7},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kind", ["torn", "tensor", "other model", "no model", "no random state", *DAMAGED]
+)
 def test_checkpoint_that_cannot_be_resumed(tmp_path: Path, kind: str) -> None:
     path, common = tmp_path / "run.pt", ["--model", "mlp", "--width", 1, "--max-steps", 1]
     if kind == "other model":
@@ -175,6 +183,8 @@ def test_checkpoint_that_cannot_be_resumed(tmp_path: Path, kind: str) -> None:
         common[3] = 2
     elif kind == "no random state":
         torch.save({k: v for k, v in trained(path, *common).items() if k != "random"}, path)
+    elif kind in DAMAGED:
+        torch.save({**trained(path, *common), **DAMAGED[kind]}, path)
     elif kind == "torn":
         path.write_bytes(b"half of it")
     else:

@@ -2,6 +2,11 @@
 
 torchrun --nproc-per-node=4 train_ddp.py --epochs 10 --checkpoint run.pt --resume
 torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 train_ddp.py
+
+Ranks that start again meet the addresses of the killed ones in the store that they share with the
+agents, and often fail ("connectFullMesh ... Connection refused"); so they get one of their own:
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+torchrun --nproc-per-node=4 --max-restarts=3 train_ddp.py --checkpoint run.pt --resume
 """
 
 import argparse
@@ -290,11 +295,12 @@ class Training:
         try:
             for name in ("model", "optimizer", "scaler"):
                 getattr(self, name).load_state_dict(state[name])
-            self.epoch, self.samples, self.step = state["epoch"], state["samples"], state["step"]
+            places = [state[name] for name in ("epoch", "samples", "step")]
+            self.epoch, self.samples, self.step = map(at_least(0, int), places)
             if self.rank < len(states := state["random"]):
                 for module, random in zip(self.random, states[self.rank]):
                     module.set_rng_state(random)
-        except (LookupError, TypeError, ValueError, RuntimeError):
+        except Exception:  # of as many kinds
             sys.exit(f"--resume: {path} is damaged, or of another --model, --width or --amp.")
         self.close_epoch()
         return say(f"resumed at step {self.step}, written by {len(states)} ranks")
@@ -308,6 +314,8 @@ def write_atomically(state, path: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(f"{path}.unfinished", path)
+    except (OSError, RuntimeError) as error:  # which torch makes of the system's
+        sys.exit(f"--checkpoint {path} cannot be written: {error.__context__ or error}")
     finally:
         with contextlib.suppress(OSError):  # it is there after an error only, say on a full disk
             os.remove(f"{path}.unfinished")

@@ -181,7 +181,7 @@ train() {{
 
 OWN_STORE = """
     # Ranks get a store of their own, not that of the agents' rendezvous: with torch 2.13, ranks
-    # that start anew would read each other's old keys where agents count restarts differently.
+    # that start anew would read there the addresses of the killed ones, and often fail to connect.
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 """
 

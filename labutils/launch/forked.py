@@ -28,7 +28,7 @@ PORT = 29400
 
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """The ranks do not share the store of the agents' rendezvous.  With torch 2.13 a restart needs
-this: agents that count restarts differently would read each other's old keys."""
+this: ranks that start anew would read there the addresses of those that were killed."""
 
 
 class Agent(Helper):

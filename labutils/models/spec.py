@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -84,7 +85,7 @@ def from_module(
 
     Raises:
         ValueError: a tensor of the example has no samples, or they differ in number; the model is
-            lazy or complex.
+            lazy, complex, compiled, or in a wrapper for several GPUs.
         TypeError: the example holds something else than tensors.
     """
     name = type(model).__name__
@@ -119,6 +120,18 @@ def _tensors(example: Any, name: str) -> tuple[Inputs, Tensor]:
 
 
 def _trainable(model: nn.Module, name: str) -> None:
+    for where, module in model.named_modules():
+        place = f"{name}: {where!r}" if where else name
+        if _compiled(module):
+            raise ValueError(
+                f"{place} is compiled, but what is recorded are PyTorch's own operators, one by "
+                "one: pass the module as it was before torch.compile or torch.jit."
+            )
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise ValueError(
+                f"{place} is a wrapper for several GPUs already: pass its .module, and say with "
+                "strategy how that is to be wrapped."
+            )
     for where, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
             raise ValueError(
@@ -127,3 +140,10 @@ def _trainable(model: nn.Module, name: str) -> None:
             )
         if tensor.is_complex():
             raise ValueError(f"{name}: {where!r} is complex, which has no cost model here.")
+
+
+def _compiled(module: nn.Module) -> bool:
+    """By ``torch.compile``, as a wrapper or in place (``model.compile()``), or by ``torch.jit``."""
+    # The wrapper's own class lies in torch._dynamo, whose import takes seconds.
+    wrapped = "_orig_mod" in module._modules or module._compiled_call_impl is not None
+    return wrapped or isinstance(module, torch.jit.ScriptModule)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import tempfile
@@ -22,6 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from ..notebooks import write_whole
 from . import profiles
 from .measured import WAYS, Measured, report, toml
 
@@ -51,7 +53,7 @@ def main(arguments: argparse.Namespace) -> int:
     if not path.absolute().parent.is_dir():
         raise ValueError(f"There is no folder {str(path.absolute().parent)!r} to write to.")
     measured = measure(arguments.ranks, arguments.seconds)
-    path.write_text(toml(measured), encoding="utf-8")
+    write_whole(path, toml(measured))
     profiles.load(path)
     print(report(measured))
     print(f"Written to {path}: lab.predict(..., profile={str(path)!r}).")
@@ -217,14 +219,18 @@ def _to_device(device: torch.device, clock: Clock) -> dict[str, float]:
 
 
 def _all_reduce(device: torch.device, clock: Clock) -> list[list[float]]:
-    """[bytes, seconds] of an all-reduce over all ranks."""
+    """[bytes, seconds] of an all-reduce over all ranks.
+
+    Other programs only ever make a size longer, so none is taken to need more than a larger one.
+    """
     found = []
     for nbytes in REDUCE_BYTES:
         tensor = torch.zeros(nbytes // 4, device=device)
         calls = max(2, min(100, (1 << 21) // nbytes))
         run = clock.together(lambda tensor=tensor: dist.all_reduce(tensor), calls)  # type: ignore[misc]
         found.append([nbytes, run])
-    return found
+    least = itertools.accumulate((seconds for _, seconds in found[::-1]), min)
+    return [[nbytes, seconds] for (nbytes, _), seconds in zip(found, [*least][::-1], strict=True)]
 
 
 def _busy() -> float:

@@ -176,8 +176,11 @@ def load(name: str | os.PathLike[str], fabric: str | None = None) -> Profile:
     if not wanted.endswith(".toml"):
         return _build(_built_in(), wanted, fabric)
     own = read(Path(wanted))
-    tables, known = _built_in(), own.keys() - {"profile"}
-    merged = {k: {**tables.get(k, {}), **table(own.get(k, {}), k)} for k in {*tables, *known}}
+    tables = _built_in()
+    for key in own:
+        if key not in (*tables, "profile"):
+            raise ValueError(unknown(f"table of {Path(wanted).name}", key, [*tables, "profile"]))
+    merged = {kind: {**known, **table(own.get(kind, {}), kind)} for kind, known in tables.items()}
     defined = [*own.get("system", {}), *own.get("gpu", {})]
     if not defined:
         raise ValueError(f"{Path(wanted).name} defines no [gpu.NAME] or [system.NAME] table.")
@@ -265,7 +268,20 @@ def _part(kind: type[Part], tables: Tables, group: str, name: str) -> Part:
     part = fill(kind, named(tables, group, name), f"{group}.{name}")
     if isinstance(part, Link) and part.curve and part.ranks < 2:
         raise ValueError(f"{group}.{name} has a curve, so it needs 'ranks', 2 or more.")
+    if isinstance(part, Link):
+        _check_rates(part, f"{group}.{name}.curve")
     return part
+
+
+def _check_rates(link: Link, where: str) -> None:
+    """No GPU sends and receives faster than any link can: 2 (n - 1) / n bytes for each reduced."""
+    for nbytes, seconds in link.curve:
+        rate = 2 * (link.ranks - 1) / link.ranks * nbytes / seconds
+        if rate > ranges.LINK[1]:
+            raise ValueError(
+                f"{where} has {seconds:g} s for {nbytes} bytes: each GPU would send {rate:.3g} "
+                f"bytes per second, more than the {ranges.LINK[1]:g} that a link may have."
+            )
 
 
 __all__ = [

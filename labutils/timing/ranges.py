@@ -6,6 +6,8 @@ from typing import Any
 
 SECONDS = (1e-9, 1.0, "seconds")
 RATE = (1e9, 1e15, "bytes per second")
+LINK = (1e4, 1e13, "bytes per second")
+"""NVLink 5 has 9e11 a direction, and the memory behind it 8e12 (NVIDIA's B200 data sheet)."""
 SHARE = (1e-4, 1e2, "times, as a plain number")
 """Wide: what cannot exceed 1 is checked as such."""
 
@@ -16,9 +18,9 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "peak": (1e8, 1e17, "FLOP per second"),
     "pinned": (1e6, 1e15, "bytes per second"),
     "pageable": (1e6, 1e15, "bytes per second"),
-    "bandwidth": (1e4, 1e14, "bytes per second"),
-    "pair": (1e4, 1e14, "bytes per second"),
-    "by_ranks": (1e4, 1e14, "bytes per second"),
+    "bandwidth": LINK,
+    "pair": LINK,
+    "by_ranks": LINK,
     "latency": (1e-9, 10.0, "seconds"),
     "ranks": (1, 2**20, "GPUs"),
     "gpus": (1, 2**16, "GPUs"),
@@ -54,4 +56,4 @@ def _check(key: str, value: float, where: str) -> None:
         )
 
 
-__all__ = ["RANGES", "check"]
+__all__ = ["LINK", "RANGES", "check"]

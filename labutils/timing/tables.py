@@ -16,6 +16,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+NOISE = 0.1
+"""Share by which a time of a measured curve may lie under the one before it: published ones have
+it, too."""
+
 Tables = dict[str, Any]
 T = TypeVar("T")
 
@@ -141,6 +145,12 @@ def _curve(value: Any, where: str) -> tuple[tuple[int, float], ...]:
     points = tuple((whole(b, where), number(s, where)) for b, s in value)
     if any(one >= other for (one, _), (other, _) in itertools.pairwise(points)):
         raise ValueError(f"{where} must be in ascending order of bytes.")
+    for (one, slow), (other, fast) in itertools.pairwise(points):
+        if fast < (1 - NOISE) * slow:
+            raise ValueError(
+                f"{where} has {slow:g} s for {one} bytes, but only {fast:g} s for {other}: more "
+                "bytes take no less time. Leave out the slower point, or measure it again."
+            )
     return points
 
 

@@ -50,11 +50,15 @@ def explain(
     return error
 
 
+WITH_VALUES = "Use lab.virtual.enable(..., compute='real') to get values."
+"""The way out where a value was read, for a program that has chosen its virtual GPUs itself."""
+
+
 def no_values(name: str) -> RuntimeError:
     """The error for reading a value that phantom compute never made."""
     return RuntimeError(
         f"{name} needs values, and this virtual GPU computes none (compute='phantom': shapes, "
-        "memory and time only). Use lab.virtual.enable(..., compute='real') to get values."
+        f"memory and time only). {WITH_VALUES}"
     )
 
 
