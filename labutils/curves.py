@@ -29,7 +29,7 @@ def memory_and_scaling(
         capacity: bytes of the GPU.
         curve: (GPUs, samples per second), ascending.
         here: the point to mark.
-        alone: samples per second of a single GPU, which the percentages are of.
+        alone: samples per second of one GPU without DDP, which the percentages are of.
     """
     figure = TraceFigure(figsize=(WIDTH, 2.75), facecolor="white")
     FigureCanvasAgg(figure)
@@ -76,9 +76,8 @@ def _scaling(axes: Axes, curve: Curve, here: tuple[int, float], alone: float) ->
     worlds, rates = [n for n, _ in curve], [rate for _, rate in curve]
     blue, orange = KIND_STYLES["backward"].colour, KIND_STYLES["communication"].colour
     perfect = [alone * n for n in worlds]
-    axes.plot(
-        worlds, perfect, "--", color=FAINT, linewidth=1, label="as one GPU, times their number"
-    )
+    label = "one GPU without DDP, times their number (100%)"
+    axes.plot(worlds, perfect, "--", color=FAINT, linewidth=1, label=label)
     axes.plot(worlds, rates, "o-", color=blue, markersize=4, label="predicted, with full nodes")
     axes.plot([here[0]], [here[1]], "D", color=orange, markersize=7, label="the step above")
     for world, rate in curve:

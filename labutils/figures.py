@@ -25,7 +25,7 @@ from labutils.layout import Band
 from labutils.trace import Span, Trace
 
 WIDTH = 9.6
-LEFT, RIGHT, TOP, BOTTOM = 1.3, 0.75, 0.42, 0.85
+LEFT, RIGHT, TOP, BOTTOM = 1.3, 0.85, 0.42, 0.85
 """The width of a figure and its margins, in inches."""
 
 DPI = 130
@@ -223,7 +223,7 @@ def _ink(fill: str) -> str:
 
 def _draw_memory(axes: Axes, row: Band, trace: Trace, pixel: float) -> None:
     scale = layout.memory_scale(trace)
-    divisor, unit = layout.memory_unit(scale)
+    _, unit = layout.memory_unit(scale)
     bottom = row.top + row.height
     time, held = layout.memory_steps(trace, row.device, pixel)
     y = bottom - held / scale * row.height
@@ -236,28 +236,19 @@ def _draw_memory(axes: Axes, row: Band, trace: Trace, pixel: float) -> None:
         line = bottom - capacity / scale * row.height
         axes.axhline(line, color=CAPACITY, linewidth=1.0, linestyle=(0, (5, 3)), zorder=2)
         if row.height > 0.1:
-            _margin(axes, 0.06, line, f"{capacity / divisor:.3g} {unit}", 7, CAPACITY, ha="left")
-        if row.height > 0.25:
+            _margin(axes, 0.06, line, _amount(capacity), 7, CAPACITY, ha="left")
+        if row.height > 0.35:
             _margin(axes, 0.06, bottom, f"0 {unit}", 7, FAINT, ha="left", va="bottom")
-    peak = trace.peak_memory(row.device)
-    text = f"peak {peak / divisor:.3g} {unit}"
-    if capacity > scale:
-        own, name = layout.memory_unit(capacity)
-        text += f" of {capacity / own:.3g} {name}"
-    if row.height > 0.2:
-        _peak(axes, text, time[np.argmax(held)] / (trace.duration or 1.0), y.min(), row)
+    if row.height > 0.2:  # beside the strip: no curve lies under it there
+        of = f"\nof {_amount(capacity)}" if capacity > scale else ""
+        text = f"peak {_amount(trace.peak_memory(row.device))}{of}"
+        _margin(axes, 0.06, row.top + 0.56 * row.height, text, 7, TEXT, ha="left")
 
 
-def _peak(axes: Axes, text: str, where: float, y: float, row: Band) -> None:
-    """Writes over the peak if there is room, otherwise under it, within the time axis."""
-    room = y - row.top > 0.13
-    axes.annotate(
-        text, (where, y), (0, 1.5 if room else -2), xycoords=axes.get_yaxis_transform(),
-        textcoords="offset points", fontsize=7, color=TEXT, zorder=4,
-        va="bottom" if room else "top",
-        ha="left" if where < 0.08 else "right" if where > 0.92 else "center",
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
-    )  # fmt: skip
+def _amount(nbytes: float) -> str:
+    divisor, unit = layout.memory_unit(nbytes)
+    amount = nbytes / divisor
+    return f"{amount:.3g} {unit}" if amount < 999.5 else f"{amount:.0f} {unit}"
 
 
 def _origin(trace: Trace) -> str:

@@ -26,7 +26,7 @@ export default () => {
       return () => model.off("msg:custom", onMessage);
     },
     render({ model, el }) {
-      const view = new View(store, el);
+      const view = new View(store, el, () => model.send({ type: "stop" }));
       const freeze = () => {
         if (!model.get("picture").byteLength) return;
         view.dispose();
@@ -42,9 +42,10 @@ export default () => {
 // -- view -----------------------------------------------------------------------------------------
 
 class View {
-  constructor(store, el) {
+  constructor(store, el, stop) {
     this.store = store;
     this.el = el;
+    this.stopRun = stop;
     this.paused = false;
     this.fitted = true;
     this.x0 = 0;
@@ -65,9 +66,11 @@ class View {
     this.threads.setAttribute("aria-pressed", "false");
     this.pause = this.button("pause", "stop redrawing; the run goes on", () => (this.paused = !this.paused));
     this.pause.hidden = !config.live;
+    const stop = this.button("stop", "end the run", () => { this.stopRun(); stop.disabled = true; });
+    stop.hidden = !config.stoppable;
     const fit = this.button("fit", "show the whole run", () => this.fit());
     head.append(text("strong", config.title), text("i", [config.source, config.hardware].filter(Boolean).join(" · ")),
-      this.threads, this.pause, fit);
+      this.threads, this.pause, stop, fit);
     this.canvas = make("canvas", "", { tabindex: 0, role: "application", "aria-roledescription": "timeline",
       "aria-keyshortcuts": "ArrowLeft ArrowRight + - 0 Space" });
     this.tip = make("div", "lab-tip", { hidden: "" });
@@ -583,6 +586,7 @@ const STYLE = `
 .lab-head i { flex: 1; color: var(--jp-ui-font-color2, #6e7781); }
 .lab-live button { font: inherit; color: inherit; background: transparent; cursor: pointer; padding: 1px 9px;
   border: 1px solid var(--jp-border-color1, #bdbdbd); border-radius: 3px; }
+.lab-live button:disabled { opacity: 0.5; cursor: default; }
 .lab-live button:hover, .lab-live button[aria-pressed=true] { background: var(--jp-layout-color2, #eee); }
 .lab-legend { display: flex; flex-wrap: wrap; gap: 4px 18px; justify-content: center; margin-top: 2px; }
 .lab-legend span { display: inline-flex; align-items: center; gap: 6px; }

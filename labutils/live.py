@@ -12,7 +12,7 @@ import base64
 import threading
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,9 +35,10 @@ class LiveView:
     """A view that ``update`` feeds with increments and ``close`` turns into a picture.
 
     ``devices`` are rows to show before anything happens on them, ``capacity`` bytes per device,
-    ``source`` is "measured" or "simulated" and ``hardware`` says of what.  Every method may be
-    called from any thread.  Without a notebook or without anywidget nothing is drawn while the
-    run goes on, and nothing fails.
+    ``source`` is "measured" or "simulated" and ``hardware`` says of what.  ``stop`` ends what is
+    watched: a button calls it, which a busy kernel would not hear.  Every method may be called from
+    any thread.  Without a notebook or without anywidget nothing is drawn while the run goes on, and
+    nothing fails.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class LiveView:
         capacity: Mapping[str, int] | None = None,
         source: str = "measured",
         hardware: str = "",
+        stop: Callable[[], None] | None = None,
     ) -> None:
+        self._stop = stop
         self.trace = Trace(source, hardware, title, capacity=dict(capacity or {}))
         self.text = f"timeline: {title}"
         self._lock = threading.Lock()
@@ -65,7 +68,9 @@ class LiveView:
         """Display the view under the running cell."""
         if not _in_notebook():
             return
-        self._widget = _widget(_config(self.trace, live=True))
+        self._widget = _widget(
+            _config(self.trace, live=True) | {"stoppable": self._stop is not None}
+        )
         if self._widget is not None:
             self._widget.on_msg(self._on_message)
             self._handle = _display({"text/plain": self.text} | _widget_bundle(self._widget))
@@ -144,7 +149,9 @@ class LiveView:
         return content, [spans, samples]
 
     def _on_message(self, _: Any, content: dict[str, Any], __: Any) -> None:
-        """A front end says hello, and how much it already has: go on from there."""
+        """A front end says hello, and how much it already has: go on from there.  Or "stop"."""
+        if content.get("type") == "stop" and self._stop is not None:
+            self._stop()
         if content.get("type") != "hello":
             return
         with self._lock:

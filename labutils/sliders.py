@@ -17,14 +17,15 @@ WITHOUT_KERNEL = "Run this cell to have its sliders."
 ALONE = f"""
 <style>
 .lab-alone {{ display: none }}
-.jp-OutputArea:not(:has(.jupyter-widgets > *)) .lab-alone {{ display: block }}
+.jp-OutputArea:not(:has(.lm-Panel.jp-OutputArea-output > *)) .lab-alone {{ display: block }}
 .jp-OutputArea:has(.lab-alone) > .jp-OutputArea-child:has(> .lm-Panel.jp-OutputArea-output):not(
   :has(> .jp-OutputArea-output > *)) {{ display: none }}
 </style>
 <p class="lab-alone"><em>{WITHOUT_KERNEL}</em></p>
 """
 """HTML beside a widget: where its kernel is gone, this sentence stands in its place, instead of
-JupyterLab's "Loading widget" or "Error displaying widget"."""
+JupyterLab's "Loading widget" or "Error displaying widget".  (A widget's panel that has an element
+in it is alive; with text alone it is one of these two.)"""
 
 
 class Sliders:

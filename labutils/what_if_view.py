@@ -99,14 +99,15 @@ class WhatIf:
         world, share = asked["gpus"] * asked["nodes"], found.memory_bytes["peak"]
         passes = f" × {asked['accumulate']} passes" if asked["accumulate"] > 1 else ""
         link = f" on {asked['nodes']} nodes over {asked['fabric']}" if asked["nodes"] > 1 else ""
+        times = f"{world:,} times " if world > 1 else ""
         out = "" if found.fits else " It does not fit, so the times are what they would be."
         return (
             f"Simulated: one training step of {self._asked_question.name} in "
             f"DistributedDataParallel on {world:,} × {self.hardware.gpu.name}{link}, "
             f"batch {asked['batch']} per GPU{passes}, {asked['precision']}, buckets of "
             f"{asked['bucket_cap_mb']} MiB. It takes {found.step_s * 1e3:.1f} ms: "
-            f"{found.samples_per_s:,.0f} samples/s, {found.efficiency:.0%} of what "
-            f"{world:,} GPUs without each other would do, with "
+            f"{found.samples_per_s:,.0f} samples/s, {found.efficiency:.0%} of {times}what one GPU "
+            f"does without the buckets and hooks of DDP, with "
             f"{found.exposed_communication_s * 1e3:.1f} ms of communication that no computation "
             f"hides. Each GPU holds up to {size(share)} of "
             f"{size(self.hardware.gpu.memory_bytes)}.{out}"

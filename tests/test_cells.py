@@ -175,6 +175,13 @@ def test_mistakes_in_the_line_or_the_cell(notebook: Notebook) -> None:
     assert "site-packages" not in text
 
 
+@pytest.mark.parametrize("line", ["%matplotlib inline", "!echo hello", "files = !ls", "%%time"])
+def test_what_is_ipythons_is_named(notebook: Notebook, line: str) -> None:
+    text = notebook.run(f"%%ranks 2\nx = 1\n{line}\nprint(x)")
+    assert "Line 2 is for IPython: its magics (%) and commands (!) do not work on ranks." in text
+    assert "for IPython" not in notebook.run("%%ranks 2\nx = 7 % 2 3")
+
+
 def test_classes_and_functions_of_a_cell(notebook: Notebook) -> None:
     notebook.run(
         "%%ranks 3\nclass Point:\n    def __init__(self, x):\n        self.x = x\np = Point(rank)"
@@ -203,7 +210,7 @@ def test_launch_takes_functions_of_the_notebook(notebook: Notebook) -> None:
 
 def test_background_run_shows_its_output_in_its_cell(notebook: Notebook) -> None:
     text = notebook.run("run = launch(lambda: print('from behind'), ranks=2, block=False)")
-    assert text.startswith("Running in the background.")
+    assert text.startswith("Running in the background. To end it: run.stop()")
     assert notebook.run("run.wait(30).logs").endswith("['from behind\\n', 'from behind\\n']")
     notebook.run("import time\nrun = launch(lambda: time.sleep(60), ranks=2, block=False)")
     assert "stopped" in notebook.run("run.stop()\nrun")

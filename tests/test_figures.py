@@ -79,7 +79,21 @@ def test_legend_names_only_what_is_drawn() -> None:
 def test_capacity_far_above_the_peak_is_written_not_drawn() -> None:
     trace = small_trace()
     trace.capacity = {"GPU 0": 80 * GIB}
-    assert "peak 9 GiB of 80 GiB" in words(figures.overview(trace))
+    assert "peak 9 GiB\nof 80 GiB" in words(figures.overview(trace))
+
+
+@pytest.mark.parametrize("capacity", [16 * GIB, 1010 * GIB])
+@pytest.mark.parametrize("held", [9 * GIB, 1010 * 2**20])
+def test_the_peak_is_written_beside_its_curve(held: int, capacity: int) -> None:
+    trace = small_trace()
+    trace.memory = [MemorySample(0.0, "GPU 0", held)]
+    trace.capacity = {"GPU 0": capacity}
+    figure = figures.overview(trace)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    (peak,) = [text for text in axes.texts if text.get_text().startswith("peak")]
+    box = peak.get_window_extent()
+    assert axes.bbox.x1 < box.x0 < box.x1 <= figure.bbox.x1
 
 
 def test_lost_entries_and_notes_are_said() -> None:

@@ -150,6 +150,18 @@ def test_updates_by_hand_are_a_remark() -> None:
     assert "cannot be seen" in report.remarks[0].evidence
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
+@pytest.mark.parametrize("backend", ['"nccl"', 'backend="cpu:gloo,cuda:nccl"'])
+def test_a_backend_that_was_replaced_is_named(backend: str) -> None:
+    assert 'init_process_group("gloo")' in GOOD
+    report = inspect(GOOD.replace('init_process_group("gloo")', f"init_process_group({backend})"))
+    assert report.ok, report.text()
+    (remark,) = report.remarks
+    assert "gloo took the place of the backend" in remark.what and "nccl" in remark.what
+    line = int(remark.where.rpartition(" ")[2])
+    assert "init_process_group" in GOOD.splitlines()[line - 1]
+
+
 def test_dataparallel_that_splits_nothing() -> None:
     source = "import torch\nmodel = torch.nn.DataParallel(torch.nn.Linear(2, 1))\n"
     report = inspect(source, ranks=1)

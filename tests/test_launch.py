@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -80,6 +81,10 @@ def test_wrong_arguments_are_one_sentence() -> None:
         launch(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"args=\('abc',\)"):
         launch(_environment, args="abc")
+    with pytest.raises(TypeError, match=r"args must be a tuple of arguments, .* args=\(3,\)"):
+        launch(_environment, args=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="kwargs must be a dict of named arguments, not 3"):
+        launch(_environment, kwargs=3)  # type: ignore[arg-type]
     for timeout in (0, -1, "3"):
         with pytest.raises(ValueError, match="timeout"):
             launch(_environment, timeout=timeout)  # type: ignore[arg-type]
@@ -326,6 +331,16 @@ def test_interrupt_during_a_collective(checked: bool) -> None:
     assert launch(_sum_of_ranks, ranks=2).results == [1.0, 1.0]
 
 
+def test_interrupt_of_ranks_that_print_without_end(capsys: pytest.CaptureFixture[str]) -> None:
+    def count() -> None:
+        for number in itertools.count():
+            print(number)
+
+    with interrupt_after(1.0), pytest.raises(KeyboardInterrupt):
+        launch(count, ranks=2, timeout=None, collect=True)
+    assert capsys.readouterr().out.startswith("[rank 0] 0\n[rank 0] 1\n")
+
+
 def test_interrupt_during_computation_and_during_launch() -> None:
     def compute() -> None:
         while True:
@@ -351,7 +366,7 @@ def test_live_view_follows_and_is_closed(monkeypatch: pytest.MonkeyPatch) -> Non
         def close(self, trace: Any) -> None:
             seen["closed"] = trace
 
-    monkeypatch.setattr(launching, "_live_view", lambda title: View())
+    monkeypatch.setattr(launching, "_live_view", lambda title, stop: View())
 
     def work() -> None:
         from labutils.telemetry import span

@@ -16,7 +16,16 @@ import torch
 import torch.distributed as dist
 from rank_helpers import driver, wait_until
 
-from labutils.launch import RankFailure, RankTimeout, StartError, board, launch, processes, report
+from labutils.launch import (
+    RankFailure,
+    RankTimeout,
+    StartError,
+    board,
+    launch,
+    output,
+    processes,
+    report,
+)
 from labutils.launch.report import Ended
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
@@ -120,6 +129,16 @@ def test_sys_exit_is_a_failure() -> None:
     assert "exit code 5" in str(_fails(_on_rank(1, lambda: sys.exit(5))))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_interrupt_that_nobody_gave_is_a_failure(ranks: int) -> None:
+    def work() -> None:
+        raise KeyboardInterrupt
+
+    text = str(_fails(work, ranks=ranks))
+    assert text.startswith("Rank 0 failed: KeyboardInterrupt")
+    assert "raise KeyboardInterrupt" in text
+
+
 def test_rank_that_sleeps_while_others_wait() -> None:
     with pytest.raises(RankTimeout) as caught:
         launch(_on_rank(1, lambda: time.sleep(100)), ranks=3, timeout=1.5)
@@ -141,6 +160,31 @@ def test_rank_blocked_in_compiled_code_still_shows_its_line() -> None:
 def test_everybody_computes_without_a_sign_of_life() -> None:
     with pytest.raises(RankTimeout, match="Nothing moved on for 1 s"):
         launch(lambda: time.sleep(100), ranks=2, timeout=1)
+
+
+@pytest.mark.parametrize("lines", [["waiting"], ["waiting", "for whom?"]])
+def test_printing_the_same_for_ever_is_no_progress(
+    lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def poll() -> None:
+        while True:
+            print(*lines, sep="\n")
+
+    with pytest.raises(RankTimeout, match="Nothing moved on for 1 s.* nothing new was printed"):
+        launch(poll, ranks=2, timeout=1, collect=True)
+    shown = capsys.readouterr().out
+    assert shown.count("\n") == 2 * (output.SHOWN_LINES + 1 + output.TAIL_LINES)
+    assert "lines are only in run.logs[1]" in shown
+
+
+def test_a_chatty_run_may_take_longer_than_the_limit() -> None:
+    def train() -> str:
+        for step in range(250):
+            print(f"step {step}\nsaved")
+            time.sleep(0.01)
+        return "done"
+
+    assert launch(train, ranks=1, timeout=1, collect=True).results == ["done"]
 
 
 def test_a_run_that_gets_on_may_take_longer_than_the_limit() -> None:

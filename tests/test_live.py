@@ -210,6 +210,17 @@ def test_close_puts_a_picture_in_the_widgets_place(notebook: Notebook) -> None:
     assert (len(notebook.sent), len(notebook.updated)) == (messages, 1)
 
 
+def test_a_front_end_may_end_what_is_watched(notebook: Notebook) -> None:
+    stopped: list[str] = []
+    for stop in (None, lambda: stopped.append("now")):
+        view = LiveView("run", stop=stop)
+        view.show()
+        assert view._widget.config["stoppable"] == (stop is not None)
+        greet(view)
+        view._on_message(None, {"type": "stop"}, [])
+    assert stopped == ["now"]
+
+
 def test_only_the_last_widgets_are_kept(notebook: Notebook) -> None:
     live._retired.clear()
     for _ in range(18):

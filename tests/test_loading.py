@@ -66,6 +66,22 @@ def test_a_sample_is_the_file_decoded_and_normalised(images: Any) -> None:
     assert decode_jpeg(file.read_bytes()).shape == (48, 48, 3)
 
 
+@pytest.mark.parametrize("kind", ["jpeg", "array"])
+def test_pictures_are_numbered_as_a_list_is(tmp_path: Path, kind: str) -> None:
+    made = lab.make_images(tmp_path / "few", 9, 32, kind=kind)
+    images = lab.Images(made.folder, augment=False)
+    for number in (-1, -9, np.int64(-1), torch.tensor(-1)):
+        picture, label = images[number]  # type: ignore[index]
+        expected, known = images[9 + int(number)]
+        assert label == known and torch.equal(picture, expected)
+    for number in (9, -10):
+        with pytest.raises(IndexError, match=f"no picture {number}: they are 0 to 8"):
+            images[number]
+    for wrong in (slice(0, 3), "0", 1.5, None):
+        with pytest.raises(TypeError, match="one at a time, .*torch.utils.data.Subset"):
+            images[wrong]  # type: ignore[index]
+
+
 def test_the_array_holds_what_the_files_show(images: Any, tmp_path: Path) -> None:
     array = lab.make_images(tmp_path / "array", 16, 48, kind="array")
     files = lab.make_images(tmp_path / "files", 16, 48)

@@ -42,6 +42,13 @@ def test_collectives_take_what_the_cost_model_says_and_end_together() -> None:
     assert trace.source == "simulated"
 
 
+def test_what_only_fills_memory_is_no_forward() -> None:
+    trace = lab.launch(all_reduce_twice, 2).simulated("DGX-A100")
+    assert {s.kind for s in trace.spans if s.lane == "compute"} == {"other"}
+    kinds = {s.kind for s in lab.launch(train, 2).simulated().spans if s.lane == "compute"}
+    assert {"forward", "backward"} <= kinds
+
+
 def test_memory_is_that_of_each_ranks_ledger() -> None:
     run = lab.launch(train, 2)
     trace = run.simulated()

@@ -106,6 +106,16 @@ def test_a_wrong_argument_is_a_sentence(asked: dict[str, Any], words: str) -> No
         what_if("mlp", **asked)
 
 
+def test_the_sentence_says_what_the_share_is_of() -> None:
+    view = what_if("mlp", batch=64, profile="DGX-1-V100", gpus=1)
+    alone = predict("mlp", batch=64, profile="DGX-1-V100", gpus=1, strategy="single")
+    one = view.prediction.samples_per_s / alone.samples_per_s
+    assert one < 0.98
+    assert f"{one:.0%} of what one GPU does without the buckets and hooks of DDP" in view.sentence()
+    eight = view.set(gpus=8).prediction.samples_per_s / 8 / alone.samples_per_s
+    assert f"{eight:.0%} of 8 times what one GPU does without the" in view.sentence()
+
+
 def test_what_does_not_fit_is_said_in_a_sentence() -> None:
     view = what_if("resnet18", profile="2080-Ti", batch=512)
     assert "It does not fit, so the times are what they would be." in view.sentence()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,7 @@ def bring_your_own(
     from labutils.inspection.report import Report
     from labutils.inspection.start import observe_script
 
-    if isinstance(args, str | bytes):
+    if isinstance(args, str | bytes) or not isinstance(args, Iterable):
         raise ValueError(f"args must be a list of arguments, not {args!r}: write args=[{args!r}].")
     if not limit > 0:
         raise ValueError(f"limit must be a number of seconds above 0, not {limit!r}.")

@@ -31,6 +31,14 @@ def find(seen: Seen) -> Iterator[Finding]:
 def _group(seen: Seen) -> Iterator[Finding]:
     made = [f for facts in seen.ranks for f in facts["groups"] if f["what"] == "made"]
     trained = any(facts["steps"] for facts in seen.ranks)
+    for group in [f for f in made if f["replaced"]][:1]:
+        yield Finding(
+            "backend-replaced", f"gloo took the place of the backend {group['backend']!r}",
+            "NCCL needs a GPU for each rank, and there is none here. What was seen holds for both; "
+            "speed does not, nor what only NCCL refuses.",
+            'Run it once where there are GPUs. For machines without: "nccl" if '
+            'torch.cuda.is_available() else "gloo".', group["where"], mistake=False,
+        )  # fmt: skip
     if seen.world > 1 and trained and not made and seen.run.failure is None:
         yield Finding(
             "no-group", "The ranks never join a process group",

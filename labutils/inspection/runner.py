@@ -61,8 +61,9 @@ def _watch_start(facts: Facts) -> None:
 
     @functools.wraps(init)
     def init_process_group(backend: Any = None, *args: Any, **more: Any) -> None:
-        facts.add("groups", what="made", backend=str(backend), where=where())
-        if not gpus and "nccl" in str(backend):
+        replaced = not gpus and "nccl" in str(backend)
+        facts.add("groups", what="made", backend=str(backend), replaced=replaced, where=where())
+        if replaced:
             backend, more = "gloo", {**more, "device_id": None}
         os.environ.update(meeting)  # scripts that start their own processes choose a port
         init(backend, *args, **more)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,11 +51,13 @@ def launch(
         args: positional arguments for ``fn``, the same on every rank.
         kwargs: keyword arguments likewise.
         timeout: seconds without any progress (a rank waits that long in one collective, or no
-            collective completes, no span ends and no line is printed) after which the ranks are
-            stopped and the report says where each of them was.  A run that gets on may take as long
-            as it likes.  None: no limit.
+            collective completes, no span ends and nothing new is printed) after which the ranks are
+            stopped and the report says where each of them was.  A rank that prints the same few
+            lines again and again prints nothing new.  A run that gets on may take as long as it
+            likes.  None: no limit.
         watch: show the live view while it runs.
-        block: wait for the end; otherwise return at once, for ``run.wait()`` and ``run.stop()``.
+        block: wait for the end; otherwise return at once, for ``run.wait()`` and ``run.stop()``
+            (with ``watch`` the view has a button for that).
         checked: compare each collective across ranks before it runs.
         collect: show what ranks print at the end, in rank order, instead of as it comes.
         record: write spans, collectives and memory to the run's directory, for ``run.trace``.
@@ -74,8 +76,10 @@ def launch(
     if not callable(fn):
         raise TypeError(f"launch needs a function to run on each rank, not {fn!r}.")
     _not_inside_a_rank("lab.launch")
-    if isinstance(args, str | bytes):
+    if isinstance(args, str | bytes) or not isinstance(args, Iterable):
         raise TypeError(f"args must be a tuple of arguments, not {args!r}: write args=({args!r},).")
+    if not isinstance(kwargs, Mapping | None):
+        raise TypeError(f"kwargs must be a dict of named arguments, not {kwargs!r}.")
     check_timeout(timeout)
     world = World(ranks, nodes)
     packed = wire.pack_call(fn, tuple(args), dict(kwargs or {}))
@@ -132,7 +136,7 @@ def _run(
         run = Run(
             started, message, packed, timeout=timeout, title=name, checked=checked, record=record,
             show=(lambda _: None) if collect else output.shower(block), colour=output.coloured(),
-            view=_live_view(name) if watch else None,
+            view=_live_view(name, None if block else lambda: run.stop()) if watch else None,
         )  # fmt: skip
     except BaseException:
         started.close(0)
@@ -184,10 +188,10 @@ def network_shape(
     return bandwidth, delay
 
 
-def _live_view(title: str) -> Any:
+def _live_view(title: str, stop: Callable[[], None] | None) -> Any:
     from labutils.live import LiveView
 
-    view = LiveView(title)
+    view = LiveView(title, stop=stop)
     view.show()
     return view
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 import shlex
 import traceback
 from typing import Any, NoReturn
@@ -23,11 +24,20 @@ _cell_magic: Any = magic.cell_magic
 _line_magic: Any = magic.line_magic
 
 
+_NOT_PYTHON = re.compile(r"\s*([\w, ]+=\s*)?[%!]")
+
+
 class CellSyntaxError(Exception):
     """The cell is not Python.  (IPython shows the frames of a SyntaxError whatever it says.)"""
 
     def __init__(self, error: SyntaxError) -> None:
-        super().__init__("".join(traceback.format_exception_only(type(error), error)).rstrip())
+        text = "".join(traceback.format_exception_only(type(error), error)).rstrip()
+        if _NOT_PYTHON.match(error.text or ""):
+            text += (
+                f"\nLine {error.lineno} is for IPython: its magics (%) and commands (!) do not "
+                "work on ranks. Put them into a cell of their own, without %%ranks."
+            )
+        super().__init__(text)
 
     def _render_traceback_(self) -> list[str]:
         return str(self).splitlines()

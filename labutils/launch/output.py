@@ -11,9 +11,12 @@ COLOURS = (34, 32, 35, 36, 33, 94, 92, 95)
 """ANSI colours of ranks 0, 1, 2 …; red is left to errors."""
 
 SHOWN_LINES = 1000
-"""Lines of one rank that a cell shows as they come; after that only the last few, at the end."""
+"""First lines of one rank that a cell shows; after that only the last few, at the end."""
 
 TAIL_LINES = 10
+
+OLD_LINES = 100
+"""Lines in a row, all among its last few different ones, after which a rank says nothing new."""
 
 KEPT_BYTES = 64 << 20
 """Bytes of one rank's output that are kept in ``run.logs``."""
@@ -41,6 +44,13 @@ class Log:
         self._kept: list[str] = []
         self._kept_bytes = self._lines = 0
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._different: deque[str] = deque(maxlen=TAIL_LINES)
+        self._old = 0
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the rank only prints the same few lines again and again."""
+        return self._old > OLD_LINES
 
     def feed(self, data: bytes) -> None:
         """Take what has come out of the rank."""
@@ -58,7 +68,7 @@ class Log:
         hidden = self._lines - SHOWN_LINES
         if hidden > 0 and self._tail:
             skipped = hidden - len(self._tail)
-            lines = [f"… {skipped} lines are only in run.logs[{self._rank}] …"] if skipped else []
+            lines = [_only_in_logs(skipped, self._rank)] if skipped else []
             self._show("".join(f"{self._prefix}{line}\n" for line in [*lines, *self._tail]))
             self._tail.clear()
 
@@ -72,10 +82,19 @@ class Log:
             return
         room = max(0, SHOWN_LINES - self._lines)
         self._lines += len(lines)
+        self._notice_new(lines)
         if room:
             self._show("".join(f"{self._prefix}{line}\n" for line in lines[:room]))
         self._tail.extend(lines[room:][-TAIL_LINES:])
         self._keep("".join(f"{line}\n" for line in lines))
+
+    def _notice_new(self, lines: list[str]) -> None:
+        for line in lines:
+            if line in self._different:
+                self._old += 1
+            else:
+                self._different.append(line)
+                self._old = 0
 
     def _keep(self, text: str) -> None:
         if self._kept_bytes < KEPT_BYTES:
@@ -91,12 +110,23 @@ def _last_state(line: bytes) -> str:
 
 
 def in_rank_order(logs: list[str], colour: bool) -> str:
-    """All output, rank by rank: the same text however the ranks were scheduled."""
+    """The output, rank by rank: the same text however the ranks were scheduled."""
     return "".join(
         f"{prefix(rank, colour)}{line}\n"
         for rank, log in enumerate(logs)
-        for line in log.splitlines()
+        for line in _without_middle(rank, log.splitlines())
     )
+
+
+def _without_middle(rank: int, lines: list[str]) -> list[str]:
+    skipped = len(lines) - SHOWN_LINES - TAIL_LINES
+    if skipped <= 0:
+        return lines
+    return [*lines[:SHOWN_LINES], _only_in_logs(skipped, rank), *lines[-TAIL_LINES:]]
+
+
+def _only_in_logs(skipped: int, rank: int) -> str:
+    return f"… {skipped} lines are only in run.logs[{rank}] …"
 
 
 def coloured() -> bool:
@@ -123,6 +153,7 @@ class Background:
 
     SHOWN = 200  # lines
     PAUSE_S = 0.25
+    RUNNING = "Running in the background. To end it: run.stop(), run being what this call returned."
 
     def __init__(self) -> None:
         from IPython.display import display
@@ -130,25 +161,27 @@ class Background:
         self._lines: deque[str] = deque(maxlen=self.SHOWN)
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
-        self._handle = display(
-            {"text/plain": "Running in the background."}, raw=True, display_id=True
-        )
+        self._handle = display({"text/plain": self.RUNNING}, raw=True, display_id=True)
 
     def __call__(self, text: str) -> None:
         """Show ``text`` soon, together with what else comes until then."""
         with self._lock:
             self._lines.extend(text.splitlines())
             if self._timer is None:
-                self._timer = threading.Timer(self.PAUSE_S, self.flush)
+                self._timer = threading.Timer(self.PAUSE_S, self._show, [self.RUNNING])
                 self._timer.daemon = True
                 self._timer.start()
 
-    def flush(self) -> None:
-        """Show it now, if there is anything new."""
+    def finish(self) -> None:
+        """Show what there is now; nothing more will come."""
+        self._show()
+
+    def _show(self, *first: str) -> None:
         with self._lock:
-            if self._timer is None:
+            if self._timer is not None:
+                self._timer.cancel()
+            elif first:  # it has finished meanwhile
                 return
-            self._timer.cancel()
             self._timer = None
-            text = "\n".join(self._lines)
-        self._handle.update({"text/plain": text}, raw=True)
+            text = "\n".join([*first, *self._lines]) or "Ran in the background."
+            self._handle.update({"text/plain": text}, raw=True)

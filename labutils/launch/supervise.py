@@ -22,6 +22,7 @@ _TICK_S = 0.05
 _WATCH_S = 0.2  # between two updates of a live view
 _GRACE_S, _LONG_GRACE_S = 0.3, 3.0
 _INTERRUPT_GRACE_S = 1.0
+_READS = 16  # of up to 256 KiB, more than a socket holds, from a rank that may print without end
 _MESSAGE_S = 60.0  # for the rest of a message that has begun to arrive
 
 
@@ -36,6 +37,7 @@ class Supervisor:
         self.counts: dict[int, dict[str, int]] = {}
         self.moved = time.monotonic()
         self.stalled = self.abandoned = ""
+        self.interrupted = False
 
     def work(self) -> None:
         """Until the run is over and, unless they are kept, its ranks are gone."""
@@ -104,8 +106,8 @@ class Supervisor:
         return bool(self.run.stopping or self.stalled or self.abandoned)
 
     def _read_output(self, rank: int) -> None:
-        sock = self.processes[rank].output
-        while True:
+        sock, log = self.processes[rank].output, self.run.outputs[rank]
+        for _ in range(_READS):
             try:
                 data = sock.recv(1 << 18)
             except BlockingIOError:
@@ -115,8 +117,9 @@ class Supervisor:
             if not data:
                 self._unregister(sock)
                 return
-            self.moved = time.monotonic()
-            self.run.outputs[rank].feed(data)
+            log.feed(data)
+            if not log.repeats:
+                self.moved = time.monotonic()
 
     def _read_message(self, rank: int) -> None:
         channel = self.processes[rank].channel
@@ -148,7 +151,7 @@ class Supervisor:
             except Exception as problem:
                 error = describe_exception(problem)
         end = "error" if error else "returned"
-        if error.get("type") == "KeyboardInterrupt":
+        if self.interrupted and error.get("type") == "KeyboardInterrupt":
             end = "interrupted"
         self._end(Ended(rank, end, moment, error))
 
@@ -185,6 +188,7 @@ class Supervisor:
 
     def _interrupt(self) -> None:
         """Raise KeyboardInterrupt in the ranks, and give them a moment to come back from it."""
+        self.interrupted = True
         for rank in self.run.members:
             if rank not in self.ends:
                 self.processes[rank].kill(signal.SIGINT)
@@ -226,6 +230,6 @@ class Supervisor:
             if self.run.view is not None:
                 self.run.view.close(self.run.trace)
             if isinstance(self.run.show, Background):
-                self.run.show.flush()
+                self.run.show.finish()
         finally:
             self.run.done.set()

@@ -21,7 +21,7 @@ def stalled(board: Board, running: list[int], limit_s: float, moved: float) -> s
     """Why the run is to be stopped; "" while it gets on.
 
     It has stalled when a rank waits in one call for longer than ``limit_s``, or when for so long no
-    rank has completed a call, ended a span, or printed a line (the last one at ``moved``, on the
+    rank has completed a call, ended a span, or printed something new (last at ``moved``, on the
     clock of ``time.monotonic``).
     """
     since = time.monotonic() - limit_s
@@ -36,8 +36,8 @@ def stalled(board: Board, running: list[int], limit_s: float, moved: float) -> s
         return f"{names(there)} waited more than {limit_s:g} s in {longest.text}; {who} ({change})."
     if max([moved, *(board.advanced(rank) * 1e-9 for rank in running)]) < since:
         return (
-            f"Nothing moved on for {limit_s:g} s: no collective was completed, no span ended, no "
-            f"line printed, so the ranks were stopped ({change})."
+            f"Nothing moved on for {limit_s:g} s: no collective was completed, no span ended, "
+            f"nothing new was printed, so the ranks were stopped ({change})."
         )
     return ""
 

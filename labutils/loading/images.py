@@ -12,7 +12,7 @@ import io
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -118,8 +118,14 @@ class Images(Dataset[tuple[torch.Tensor, int]]):
         return self._count
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if not 0 <= index < self._count:
-            raise IndexError(f"picture {index} of {self._count}")
+        if not isinstance(index, SupportsIndex):
+            raise TypeError(
+                f"pictures are taken one at a time, images[0], not by {index!r}; several are "
+                "torch.utils.data.Subset(images, range(8))."
+            )
+        if not -self._count <= index < self._count:
+            raise IndexError(f"there is no picture {index}: they are 0 to {self._count - 1}.")
+        index = int(index) % self._count  # -1 is the last one, as of a list
         with span("read"):
             data = self.read(index)
         with span("decode"):

@@ -181,9 +181,12 @@ class Devices:
         stream.tail = end
         engine.take(start, end, self.now)
         stream.ends.append(end)
+        kind = entry.phase or "forward"
+        if kind == "forward" and not kernel.bytes_read:  # torch.ones and its like: no layer's work
+            kind = "other"
         self.spans.append(
             Span(kernel.name, start / 1e9, end / 1e9, self.rows[stream.device],
-                 stream.lane or self._name(stream), entry.phase or "forward", nbytes, detail)
+                 stream.lane or self._name(stream), kind, nbytes, detail)
         )  # fmt: skip
         return True
 

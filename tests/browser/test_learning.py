@@ -36,6 +36,9 @@ def forever():
 
 lab.launch(forever, 2, watch=True)
 """
+IN_BACKGROUND = FOREVER.replace("watch=True", "watch=True, block=False").replace(
+    "\nlab.l", "\nrun = lab.l"
+)
 CANVAS = ".lab-live canvas"
 IMAGE = "document.querySelector('.jp-OutputArea-output img')"
 
@@ -99,4 +102,25 @@ def test_stop_stops_the_ranks(
     page.wait_for_function(f"{IMAGE}?.naturalWidth > 600")
     assert page.locator(CANVAS).count() == 0
     assert "42" in run_cell(page, 1, wait_idle)  # the kernel is well
+    assert page.errors == []
+
+
+def test_a_run_in_the_background_has_a_stop_button(
+    page: Any, lab_server: Any, open_notebook: Callable[..., None], wait_idle: Callable[..., None],
+) -> None:  # fmt: skip
+    folder = lab_server.root / "background"
+    folder.mkdir()
+    write(folder / "forever.ipynb", IN_BACKGROUND, "run")
+    open_notebook(page, "background/forever.ipynb")
+    assert "To end it: run.stop()" in run_cell(page, 0, wait_idle)
+    page.wait_for_selector(".lab-legend >> text=communication", timeout=60_000)
+    assert "2 ranks: running" in run_cell(page, 1, wait_idle)
+
+    page.get_by_role("button", name="stop").click()
+    page.wait_for_function(f"{IMAGE}?.naturalWidth > 600")
+    assert "2 ranks: stopped" in run_cell(page, 1, wait_idle)
+    assert "To end it" not in page.locator(".jp-OutputArea").first.inner_text()
+    beats = [(folder / f"rank {rank}").read_text() for rank in (0, 1)]
+    time.sleep(1)
+    assert beats == [(folder / f"rank {rank}").read_text() for rank in (0, 1)]
     assert page.errors == []

@@ -15,13 +15,15 @@ lab.what_if("resnet18", profile="2080-Ti", fabric="eth-10g", batch=32)
 """
 TEXT = ".jp-RenderedHTMLCommon p:has-text('Simulated:')"
 MESSAGE = ".lab-sliders [role=status]"
-IMAGES = "[...document.querySelectorAll('.jp-OutputArea-output img')].map(i => i.src)"
+IMAGES = "[...document.querySelectorAll('.jp-OutputArea-output img')].slice(0, 2).map(i => i.src)"
+ALONE = "text=Run this cell to have its sliders"
 
 
 @pytest.fixture
 def notebook(lab_server: Any) -> str:
-    """A notebook with the view in its one cell; its path."""
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    """A notebook with the view in its first cell, another view with sliders below; its path."""
+    cells = [nbformat.v4.new_code_cell(source) for source in (CELL, "lab.who_am_i(2, 2)")]
+    book = nbformat.v4.new_notebook(cells=cells)
     book.metadata.kernelspec = {"name": "python3", "display_name": "p", "language": "python"}
     nbformat.write(book, Path(lab_server.root, "what_if.ipynb"))
     return "what_if.ipynb"
@@ -34,7 +36,9 @@ def test_a_move_answers_and_the_notebook_keeps_what_was_shown(
     open_notebook(page, notebook)
     run_all(page)
     page.wait_for_selector(".lab-sliders", timeout=90_000)
+    page.wait_for_selector(".widget-slider", timeout=90_000)
     wait_idle(page)
+    assert [place.is_visible() for place in page.locator(ALONE).all()] == [False, False]
     assert "resnet18 in DistributedDataParallel on 8 × 2080-Ti" in page.inner_text(TEXT)
 
     check_keyboard(page)
@@ -46,10 +50,12 @@ def test_a_move_answers_and_the_notebook_keeps_what_was_shown(
     page.wait_for_function("!document.querySelector('.jp-mod-dirty')", timeout=30_000)
     page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
     open_notebook(page, notebook, kernel=False)
-    page.wait_for_selector("text=Run this cell to have its sliders")
+    page.wait_for_selector(ALONE)
+    assert [place.is_visible() for place in page.locator(ALONE).all()] == [True, True]
     assert "batch 512 per GPU, amp" in page.inner_text(TEXT)
     assert len(page.evaluate(IMAGES)) == 2
-    assert page.locator("text=Error displaying widget").is_hidden()
+    for lost in page.locator("text=Error displaying widget").all():
+        assert lost.is_hidden()
 
 
 def slider(page: Any, name: str) -> Any:
