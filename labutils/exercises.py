@@ -27,6 +27,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
+from labutils.answer_types import as_announced
 from labutils.folders import progress_folder, solutions_folder
 from labutils.grading import SOLVED, UNSOLVED, Failure, Grade, Reference, grade
 
@@ -91,8 +92,9 @@ class Verdict(Note):
 def exercise(name: str) -> Callable[[Answer], Answer]:
     """Decorate the learner's function or class.
 
-    It is checked at once.  If it is right, it stays; if it is a stub or wrong, the notebook says so
-    and goes on with the reference under the same name, so that *Run All* reaches the end.
+    It is checked at once.  If it is right, it stays, and its results come in the type that the
+    exercise announces (see :mod:`labutils.answer_types`); if it is a stub or wrong, the notebook
+    says so and goes on with the reference under the same name.  So *Run All* reaches the end.
     """
     if callable(name):
         raise TypeError('Write the name of the exercise in brackets: @lab.exercise("its_name").')
@@ -103,7 +105,7 @@ def exercise(name: str) -> Callable[[Answer], Answer]:
         found = _grade(name, reference)
         if found.status == SOLVED:
             print(f"Exercise {name}: solved, the cells below use your answer.")
-            return answer
+            return as_announced(answer, reference.function)
         state = "not solved yet" if found.status == UNSOLVED else "not right yet"
         print(f"Exercise {name}: {state}, the cells below use the reference solution.")
         return reference.function  # type: ignore[return-value]
@@ -174,10 +176,12 @@ def _state(name: str) -> str:
 
 def _load(name: str) -> Reference:
     path = solutions_folder() / f"{name}.py"
-    if name not in names():
-        near = get_close_matches(name, names(), 1)
-        known = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names())}."
-        raise ValueError(f"There is no exercise {name!r} in {path.parent}; {known}")
+    if not isinstance(name, str):
+        raise TypeError(f"An exercise is named by a text such as 'ring_bytes', not {name!r}.")
+    if name not in (known := names()):
+        near = get_close_matches(name, known, 3) or get_close_matches(name, known, 3, cutoff=0)
+        said = f"the nearest are {', '.join(near)}." if near else f"{path.parent} holds none."
+        raise ValueError(f"There is no exercise {name!r}; {said}")
     module = _import(path)
     return Reference(
         name,

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from labutils.alarm import TooSlow, limit
+from labutils.answer_types import as_announced
 from labutils.blanks import functions, has_blanks
 
 SOLVED, UNSOLVED, WRONG = "solved", "unsolved", "wrong"
@@ -136,18 +137,6 @@ def difference(yours: Any, expected: Any, where: str = "") -> str | None:
     return None if yours == expected else f"{at}another value"
 
 
-def plain(value: Any) -> Any:
-    """Tensors and arrays as numbers and lists, in lists as well: where either is a fine answer."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return [plain(part) for part in value] if _is_sequence(value) else value
-
-
-def same_numbers(yours: Any, expected: Any) -> str | None:
-    """:func:`difference` for exercises where tensors and arrays are as good as lists."""
-    return difference(plain(yours), expected)
-
-
 def size(value: Any) -> int:
     """How much there is to look at, for choosing the smallest case."""
     if isinstance(value, torch.Tensor):
@@ -175,8 +164,9 @@ def _seeded(number: int, answer: Callable[..., Any], reference: Reference, case:
 
 
 def _returning(answer: Callable[..., Any], reference: Reference) -> Callable[..., Any]:
-    """The answer, which says so where it returns None and the reference something."""
+    """The answer as the cells below get it; it says so where it returns None and should not."""
     name, returns = reference.name, str(_annotation(reference.function))
+    answer = as_announced(answer, reference.function)
     if reference.run is None or isinstance(answer, type) or "None" in returns:
         return answer
 

@@ -57,6 +57,16 @@ def test_every_lab_is_in_the_guides_plans() -> None:
         assert len(re.findall(rf"\b{lab}\b", GUIDE)) >= 3, f"lab {lab} is missing in the guide"
 
 
+def test_the_half_days_plan_names_sections_that_are_there() -> None:
+    plan = GUIDE.split("**Half a day", 1)[1].split("**Two days", 1)[0]
+    parts = re.findall(r"^\| \d+ \| (\d\d), ([^|:]+)", plan, re.MULTILINE)
+    named = {lab: re.findall(r"\d+", what) for lab, what in parts if what.startswith("sections ")}
+    assert set(named) == {"01", "02", "03"}
+    for lab, numbers in named.items():
+        there = {heading.split(".")[0] for heading in _headings_with_code(lab)}
+        assert set(numbers) <= there, f"lab {lab} has sections {sorted(there)}"
+
+
 def test_the_terms_of_the_glossary() -> None:
     rows = [line.strip("|").split("|") for line in GLOSSARY.splitlines() if line.startswith("| ")]
     rows = [[cell.strip() for cell in row] for row in rows if row[0].strip() != "Term"]

@@ -350,10 +350,14 @@ def test_progress_that_cannot_be_kept_stops_nothing(
 
 
 def test_bad_names() -> None:
-    with pytest.raises(ValueError, match="did you mean 'shards'"):
+    with pytest.raises(ValueError, match=r"no exercise 'shard'; the nearest are shards\.$"):
         exercises.exercise("shard")
-    with pytest.raises(ValueError, match="there are: scale, shards"):
+    with pytest.raises(ValueError, match=r"no exercise 'xyz'; the nearest are (\w+, )?\w+\.$"):
         exercises.hint("xyz")
+    for call in (exercises.check, exercises.hint, exercises.solution, exercises.exercise):
+        for name in (None, 3, ["shards"]):
+            with pytest.raises(TypeError, match="An exercise is named by a text such as 'ring_"):
+                call(name)  # type: ignore[operator]
     with pytest.raises(ValueError, match="Run the cell with @lab.exercise"):
         exercises.check("shards")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import subprocess
@@ -16,12 +17,32 @@ import pytest
 
 from labutils import notebooks
 from tests import lab_rules, notebook_maker
+from tests.test_answer_types import as_tensors_and_tuples
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = REPOSITORY / "labs"
 LABS = sorted(FOLDER.glob("*.ipynb"))
 CELL_TIMEOUT_S = 300
 LAB_TIMEOUT_S = 1200
+
+IMPORTS = """
+import functools
+from typing import Any
+
+import torch
+
+from labutils import exercises
+
+"""
+ANSWER = """
+reference = exercises._load("NAME").function
+
+
+@lab.exercise("NAME")
+@functools.wraps(reference)
+def NAME(*args, reference=reference, **kwargs):
+    return as_tensors_and_tuples(reference(*args, **kwargs))
+"""
 
 each_lab = pytest.mark.parametrize("lab", LABS, ids=[path.stem for path in LABS])
 
@@ -80,14 +101,13 @@ def test_papermill(
 
 
 def solve(lab: Path, target: Path) -> Path:
-    """A copy of the lab in which every exercise has a right answer."""
+    """A copy of the lab in which every exercise has a right answer, its results of other types."""
     notebook = nbformat.read(lab, as_version=4)
     for cell in notebook.cells:
         for name in lab_rules.EXERCISE.findall(cell.source):
             head, _, _ = cell.source.partition("@lab.exercise")
-            answer = f"exercises._load({name!r}).function"
-            cell.source = f"{head}from labutils import exercises\n\n"
-            cell.source += f'{name} = lab.exercise("{name}")({answer})'
+            other = inspect.getsource(as_tensors_and_tuples)
+            cell.source = head + IMPORTS + other + ANSWER.replace("NAME", name)
     nbformat.write(notebook, target)
     return target
 

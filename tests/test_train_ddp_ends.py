@@ -88,7 +88,22 @@ def test_full_disk_leaves_nothing_half_written(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(SystemExit, match=f"--checkpoint {path} cannot be written: .*No space left"):
         write({"step": 2}, str(path))
     assert torch.load(path) == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
+
+
+def test_full_disk_ends_the_training_with_a_sentence(tmp_path: Path) -> None:
+    """Stood in for by a limit on the size of a file, which the checkpoint exceeds."""
+    command = [sys.executable, str(SCRIPT), "--data", "fake", "--epochs", "1", "--checkpoint"]
+    path = tmp_path / "run.pt"
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 8 && exec "$@"', "bash", *command, str(path)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert (
+        done.stderr.strip() == f"--checkpoint {path} cannot be written: [Errno 27] File too large"
+    )
+    assert list(tmp_path.iterdir()) == []

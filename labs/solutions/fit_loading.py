@@ -5,10 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from labutils import grading
-
 lab = "01"
-compare = grading.same_numbers
 
 
 def fit_loading(with_1: float, with_2: float) -> tuple[float, float]:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from labutils import grading
-
 lab = "04"
-compare = grading.same_numbers
 
 
 def sampler_indices(length: int, ranks: int, rank: int) -> list[int]:

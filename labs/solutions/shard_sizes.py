@@ -6,10 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 
-from labutils import grading
-
 lab = "02"
-compare = grading.same_numbers
 
 
 def shard_sizes(batch: int, gpus: int) -> list[int]:
