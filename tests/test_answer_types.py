@@ -89,7 +89,10 @@ def announces_numbers(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", [*filter(announces_numbers, exercises.names())])
-@pytest.mark.parametrize("other", [as_tensors_and_tuples, as_floats_and_arrays])
+@pytest.mark.parametrize(
+    "other",
+    [as_tensors_and_tuples, pytest.param(as_floats_and_arrays, marks=pytest.mark.full)],
+)
 def test_right_values_of_another_type_are_accepted_and_handed_on_as_the_references(
     name: str, other: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,14 @@ import labutils as lab
 from labutils.loading.sentences import explain
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workers_end_here() -> Iterator[None]:
+    """A failure's traceback keeps the iterator, whose workers hold what this process had open:
+    with the browser's pipes among it, the browser would not end before them."""
+    yield
+    gc.collect()
 
 
 class Fails(Dataset[Any]):
