@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ipaddress
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 
 from labutils import hardware
+from labutils.cluster.address import is_loopback
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 OLDEST_PYTHON = (3, 10)
@@ -178,9 +178,10 @@ def check_host_name() -> Iterator[Finding]:
         way_out = f"add `127.0.0.1 {name}` to /etc/hosts"
         yield Finding("host name", WARNING, f"{name} does not resolve: {error}", way_out)
     else:
-        loopback = ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
         only = ", which other machines cannot reach: a job over nodes needs another MASTER_ADDR"
-        yield Finding("host name", OK, f"{name} is {address}{only if loopback else ''}")
+        yield Finding(
+            "host name", OK, f"{name} is {address}{only if is_loopback(str(address)) else ''}"
+        )
 
 
 def check_loopback() -> Iterator[Finding]:

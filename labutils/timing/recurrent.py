@@ -26,9 +26,9 @@ class _Whole(nn.RNNBase):
         if isinstance(input, PackedSequence):
             return super().forward(input, hx)  # the layer's own, step by step
         batched = input.dim() == 3
-        time = 0 if batched and self.batch_first else 1
+        swapped = batched and self.batch_first
         x = input if batched else input.unsqueeze(1)
-        x = x.transpose(0, 1) if time == 0 else x
+        x = x.transpose(0, 1) if swapped else x
         shape = self.num_layers * (1 + self.bidirectional), x.shape[1], self.hidden_size
         start = x.new_zeros(shape) if hx is None else hx if batched else hx.unsqueeze(1)
         ends = []
@@ -38,16 +38,17 @@ class _Whole(nn.RNNBase):
             ends += [end for _, end in made]
             if self.dropout and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
-        x, end = x.transpose(0, 1) if time == 0 else x, torch.stack(ends)
+        x, end = x.transpose(0, 1) if swapped else x, torch.stack(ends)
         return (x, end) if batched else (x.squeeze(1), end.squeeze(1))
 
     def _one(self, x: Tensor, start: Tensor, layer: int, way: int) -> tuple[Tensor, Tensor]:
         suffix = f"l{layer}{'_reverse' if way else ''}"
         weights = [getattr(self, f"weight_{kind}_{suffix}") for kind in ("ih", "hh")]
         hidden = start[layer * (1 + self.bidirectional) + way]
-        biases = [w.new_zeros(w.shape[0]) for w in weights]
         if self.bias:
             biases = [getattr(self, f"bias_{kind}_{suffix}") for kind in ("ih", "hh")]
+        else:
+            biases = [w.new_zeros(w.shape[0]) for w in weights]
         out, end, _, _ = torch.ops.aten.mkldnn_rnn_layer(
             x, *weights, *biases, hidden, torch.zeros_like(hidden), bool(way), [],
             _LSTM, self.hidden_size, self.num_layers, self.bias, self.bidirectional,
