@@ -26,6 +26,7 @@ from tests import fake_cluster, fake_programs
 from tests.fake_cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
+TWO_NODES = ["--nodes", "2", "--gpus-per-node", "1"]
 TRAINING = """
 import os, signal, socket, sys, time
 import torch, torch.distributed as dist
@@ -293,41 +294,41 @@ def test_the_script_is_good_bash(folder: Path, options: list[str]) -> None:
         (["--nodes", "2", "--gpus-per-node", "-1", "training.py"], "must not be negative"),
         (["--nodes", "2", "--gpus-per-node", "2", "--ranks-per-node", "4", "training.py"],
          "4 ranks cannot share 2 GPUs a node"),
-        (["--nodes", "2", "--gpus-per-node", "1", "trian.py"], "there is no script trian.py"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--time", "soon", "training.py"], "--time takes"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--sbatch", "mem=4", "training.py"],
+        ([*TWO_NODES, "trian.py"], "there is no script trian.py"),
+        ([*TWO_NODES, "--time", "soon", "training.py"], "--time takes"),
+        ([*TWO_NODES, "--sbatch", "mem=4", "training.py"],
          "--sbatch takes one option"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--sbatch=--nodes=3", "training.py"],
+        ([*TWO_NODES, "--sbatch=--nodes=3", "training.py"],
          "--sbatch=--nodes=3 would contradict the script: use --nodes of this command"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--sbatch=-n 4", "training.py"],
+        ([*TWO_NODES, "--sbatch=-n 4", "training.py"],
          "--sbatch=-n 4 would contradict the script: it is one task a node"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--time", "2:00", "training.py"],
+        ([*TWO_NODES, "--time", "2:00", "training.py"],
          "--time 2:00 is over before SIGUSR1 could come, 120 s before its end"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--interface", "ib0 ib1", "training.py"],
+        ([*TWO_NODES, "--interface", "ib0 ib1", "training.py"],
          "--interface is the name of one interface"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--preflight-timeout", "inf", "training.py"],
+        ([*TWO_NODES, "--preflight-timeout", "inf", "training.py"],
          "--preflight-timeout is 0 or more seconds, not inf"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--preflight-timeout", "3600", "training.py"],
+        ([*TWO_NODES, "--preflight-timeout", "3600", "training.py"],
          "--time 01:00:00 may be over before the preflight is, which waits 3600 s"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--cpus-per-task", "-3", "training.py"],
+        ([*TWO_NODES, "--cpus-per-task", "-3", "training.py"],
          "--cpus-per-task must be at least 1, not -3"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--max-requeues", "0", "training.py"],
+        ([*TWO_NODES, "--max-requeues", "0", "training.py"],
          "--max-requeues must be at least 1"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--mem", "banana", "training.py"],
+        ([*TWO_NODES, "--mem", "banana", "training.py"],
          "--mem takes a whole number"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--mem", "1.5G", "training.py"],
+        ([*TWO_NODES, "--mem", "1.5G", "training.py"],
          "--mem takes a whole number"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--sbatch=--ntasks-per-gpu=1", "training.py"],
+        ([*TWO_NODES, "--sbatch=--ntasks-per-gpu=1", "training.py"],
          "would contradict the script: it is one task a node"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--sbatch=--array=0-9", "training.py"],
+        ([*TWO_NODES, "--sbatch=--array=0-9", "training.py"],
          "would contradict the script: a job of several nodes cannot be an array here"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--sbatch=-a0-9", "training.py"],
+        ([*TWO_NODES, "--sbatch=-a0-9", "training.py"],
          "would contradict the script: a job of several nodes cannot be an array here"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--sbatch=--chdir=/", "training.py"],
+        ([*TWO_NODES, "--sbatch=--chdir=/", "training.py"],
          "would contradict the script: the script sets it itself, to this folder"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--sbatch=--job-name=x", "training.py"],
+        ([*TWO_NODES, "--sbatch=--job-name=x", "training.py"],
          "would contradict the script: the script sets it itself, to the training script's name"),
-        (["--nodes", "2", "--gpus-per-node", "1", "--out", "no/where", "training.py"],
+        ([*TWO_NODES, "--out", "no/where", "training.py"],
          "no/where cannot be written"),
     ],
 )  # fmt: skip
@@ -342,7 +343,7 @@ def test_bad_input(
 def test_a_script_that_was_edited_is_not_overwritten(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["slurm", "--nodes", "2", "--gpus-per-node", "1"]
+    words = ["slurm", *TWO_NODES]
     Path("training.sbatch").write_text("mine")
     assert main([*words, "training.py"]) == 2
     assert "exists already" in capsys.readouterr().err
